@@ -125,7 +125,6 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         fails_at: ``inspect``, ``prepare``, ``grant``, ``collect`` or ``report`` -> the error that is raised there.
         on_grant: called with each grant's turns instead of reporting them done.
         facts_changes: changes to its facts.
-        claims: blocks that it hands in instead of those that it hosts.
         without_user: that it hands in nothing of.
         damaged: steps of which its shard is damaged.
         has_copies: whether it has copies of every block of each checkpoint that it is asked for.
@@ -149,7 +148,6 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         fails_at: dict[str, RingTuneError] | None = None,
         on_grant: Callable[[FakeAgent, list[Turn]], None] | None = None,
         facts_changes: dict[str, Any] | None = None,
-        claims: tuple[int, ...] | None = None,
         without_user: str = "",
         damaged: Collection[int] = (),
         has_copies: bool = False,
@@ -165,7 +163,6 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         self.released = threading.Event()
         self.is_finished = False
         self.granted = threading.Event()
-        self._claims = claims
         self._without_user = without_user
         self._damaged = frozenset(damaged)
         self._has_copies = has_copies
@@ -324,7 +321,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         """What Collect sends."""
         assert self.plan is not None
         piece, gained = self.plan.slice_of(self.node), self.drift * self._steps_done
-        blocks = range(piece.start, piece.stop) if self._claims is None else self._claims
+        blocks = range(piece.start, piece.stop)
         tensors = {block_tensor(block): numpy.full(3, block + gained, dtype=numpy.float32) for block in blocks}
         figures = {"peak_rss_bytes": 7, "hosted_bytes": 1234, "cpu_s": 0.5, "peak_versions": 1, "peak_version_bytes": 0}
         found = {"adapter_config.json": b"{}", "totals.json": json.dumps(figures).encode()}

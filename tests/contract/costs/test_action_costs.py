@@ -55,13 +55,9 @@ def test_costs_of_messages_are_taken_from_computing_where_no_core_is_free(
     assert taken == pytest.approx((share * expected[0], share * expected[1]))
 
 
-def test_costs_of_a_head_have_no_codec() -> None:
-    """A head is made between two actions, which its time is part of."""
-    assert costs(cpu_cores=1.0).taken_s("a", "b", Payload.HEAD, 100.0, 0.0) == pytest.approx((0.2, 0.3))
-
-
 def test_costs_of_messages_are_in_recorded_times_already() -> None:
-    """What a run recorded is not counted twice."""
+    """What a run recorded is not counted twice. A head has no codec: its time is part of the actions around it."""
+    assert costs(cpu_cores=1.0).taken_s("a", "b", Payload.HEAD, 100.0, 0.0) == pytest.approx((0.2, 0.3))
     assert costs(cpu_cores=0.5, has_messages=True).taken_s("a", "b", Payload.HIDDEN, 100.0, 4.0) == (0.0, 0.0)
 
 

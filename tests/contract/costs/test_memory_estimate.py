@@ -54,23 +54,6 @@ def _memory(plan: Plan, node: str, optimizer: str = "adamw") -> MemoryEstimate:
     return node_memory(plan, node, MODEL, optimizer=optimizer, activation_token_bytes=7)
 
 
-def test_memory_of_an_owner_without_blocks_counts_embedding_and_head() -> None:
-    """Embedding, head with its state, and the tensors of its two ends."""
-    plan = _plan([("a", 0, 2), ("b", 2, 4)], ["c"])
-    assert _memory(plan, "c").parts() == {
-        "weights": 5000,
-        "adapters": 0,
-        "optimizer": 0,
-        "activations": 0,
-        "head": 4 * (300 + 2 * 50) + 2 * TENSOR,  # weights, gradient, two moments; hidden and its gradient
-        "data": 0,
-        "buffers": (3 + 3 + 2 + 1) * TENSOR,
-        "device": 0,
-        "kept": 0,
-        "passing": 2 * 3 * 400,  # the head with its moments, twice
-    }
-
-
 def test_memory_of_an_owner_has_its_rows_and_that_of_a_gpu_what_holds_no_tensor() -> None:
     """Of a GPU a context is gone before the first tensor; a processor's libraries are off its budget already."""
     plan = _plan([("a", 0, 2), ("b", 2, 4)], ["c"])
@@ -219,11 +202,15 @@ def ring(**more: object) -> Plan:
 
 
 def test_hosts_keep_what_they_train_and_copies_of_the_host_before_them() -> None:
-    """Block 0 does not train, and a keeps its head."""
-    plan = ring()
-    assert kept(plan, "a") == FILES * (0 + 1) * BLOCK + FILES * HEAD
-    assert kept(plan, "b") == FILES * (2 + 0) * BLOCK
-    assert kept(plan, "c") == FILES * (1 + 2) * BLOCK
+    """Block 0 does not train, and a keeps its head. A host of all blocks has nobody to keep a copy, only its turns."""
+    alone = changed(ring(every_steps=1), slices=slices_of((("b", 0, 4),)))
+    for plan, found in (
+        (ring(), [FILES * (0 + 1) * BLOCK + FILES * HEAD, FILES * (2 + 0) * BLOCK, FILES * (1 + 2) * BLOCK]),
+        (alone, [FILES * 4 * BLOCK, FILES * HEAD]),
+        (changed(ring(), copies=False), [0, 0, 0]),
+        (changed(ring(), num_steps=0), [0, 0, 0]),
+    ):
+        assert [kept(plan, node) for node in plan.nodes] == found
 
 
 def test_bytes_of_a_turn_are_those_of_the_blocks_that_a_node_fits() -> None:
@@ -236,26 +223,12 @@ def test_bytes_of_a_turn_are_those_of_the_blocks_that_a_node_fits() -> None:
     assert found == [1 * BLOCK + HEAD, 0, 0, 2 * BLOCK]
 
 
-@cases("changes", [{"copies": False}, {"num_steps": 0}])
-def test_nothing_is_kept_without_copies_or_without_steps(changes: dict[str, object]) -> None:
-    """Neither own turns nor copies."""
-    plan = changed(ring(), **changes)
-    assert [kept(plan, node) for node in "abc"] == [0, 0, 0]
-
-
 def test_replicas_are_copies_of_one_another() -> None:
     """Nobody keeps b for d; a has c's."""
     plan = changed(ring(), slices=slices_of((("a", 0, 1), ("b", 1, 3, 1), ("d", 1, 3, 1), ("c", 3, 4))))
     assert [copy_holders(plan.placement, node) for node in "abcd"] == [("b",), (), ("a",), ()]
     assert copied_from(plan.placement, "a") == {"c": (3,)}
     assert kept(plan, "d") == FILES * 2 * BLOCK
-
-
-def test_host_of_all_blocks_has_nobody_to_keep_a_copy() -> None:
-    """It keeps its own turns."""
-    plan = changed(ring(every_steps=1), slices=slices_of((("b", 0, 4),)))
-    assert kept(plan, "b") == FILES * 4 * BLOCK
-    assert kept(plan, "a") == FILES * HEAD
 
 
 TEXT_BYTES, NUM_ROWS, TOKENS = 10_000, 100, 16
@@ -289,12 +262,8 @@ def test_files_that_can_not_be_read_count_nothing(tmp_path: Path) -> None:
 
 @cases(("budget", "has_room"), [(60 + 40 + 2 * 40, True), (60 + 40 + 2 * 40 - 1, False)])
 def test_heap_of_pieces_needs_twice_what_comes_and_goes_besides(budget: int, has_room: bool) -> None:
-    """Graphs and logits; weights stay where they are and leave no pieces."""
+    """Graphs and logits; weights stay where they are and leave no pieces, as those of an owner without blocks."""
     terms = (Term("weights", "block", 6, 10), Term("activations", "graph", 3, 10), Term("head", "work space", 1, 10))
     needs = MemoryEstimate(terms)
     assert has_room_for_heap(needs, budget) == has_room
-
-
-def test_heap_of_a_node_without_activations_needs_nothing_besides() -> None:
-    """An owner that hosts no block keeps no graph."""
     assert has_room_for_heap(MemoryEstimate((Term("weights", "embedding", 1, 10),)), 10)

@@ -153,16 +153,12 @@ def _write_llama(folder: Path, *, decoder: bool = True, **config: object) -> Pat
     return folder
 
 
-def _lm_job() -> Job:
-    return SHORT.with_overrides({"model.task": CAUSAL_LM})
-
-
 def test_model_facts_name_a_missing_decoder(tmp_path: Path) -> None:
     """A base model can be classified with, but has nothing to speak with."""
     folder = _write_llama(tmp_path, decoder=False)
     assert model_facts(folder, SHORT).head_token_logits == 0
     with pytest.raises(ModelError, match=r"no tensor 'lm_head\.weight'"):
-        model_facts(folder, _lm_job())
+        model_facts(folder, SHORT.with_overrides({"model.task": CAUSAL_LM}))
 
 
 @cases(

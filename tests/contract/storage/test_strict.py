@@ -181,10 +181,6 @@ class Bike:
     spare: Wheel | None = None
 
 
-def _read(value: object) -> Bike:
-    return read_dataclass(Bike, value, where="bike", error=PlanError)
-
-
 @cases(
     ("value", "message"),
     [
@@ -204,7 +200,7 @@ def _read(value: object) -> Bike:
 def test_read_dataclass_says_where_and_what(value: object, message: str) -> None:
     """The dotted place, what was expected and what was found, in the caller's error class."""
     with pytest.raises(PlanError) as caught:
-        _read(value)
+        read_dataclass(Bike, value, where="bike", error=PlanError)
     assert str(caught.value) == message
 
 

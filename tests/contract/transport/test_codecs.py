@@ -94,13 +94,11 @@ def _other_table(request: control_pb2.GrantRequest) -> None:
 
 def _of(table: Operations) -> Callable[[control_pb2.GrantRequest], None]:
     def change(request: control_pb2.GrantRequest) -> None:
-        request.tables[0].CopyFrom(GrantWriter("x").request([_turn(table)]).tables[0])
+        request.tables[0].CopyFrom(
+            GrantWriter("x").request([dataclasses.replace(TURNS[0], operations=table)]).tables[0]
+        )
 
     return change
-
-
-def _turn(table: Operations) -> Turn:
-    return dataclasses.replace(TURNS[0], operations=table)
 
 
 def _text(text: bytes) -> Callable[[control_pb2.GrantRequest], None]:

@@ -86,10 +86,8 @@ def test_keys_of_curves_that_nobody_knows_are_an_error_of_ours() -> None:
 def test_certificate_of_an_authority_without_a_usable_key_has_signed_nothing() -> None:
     """It is read, and says nothing of anybody."""
     authority = changed(AUTHORITY.certificate_pem, of_no_curve)
-    assert fingerprint(authority) == fingerprint(ssl.DER_cert_to_PEM_cert(_der(authority)).encode())
+    assert fingerprint(authority) == fingerprint(
+        ssl.DER_cert_to_PEM_cert(base64.b64decode("".join(authority.decode().splitlines()[1:-1]))).encode()
+    )
     assert not is_issued_by(WHO.certificate_pem, authority)
     assert is_issued_by(WHO.certificate_pem, AUTHORITY.certificate_pem)
-
-
-def _der(pem: bytes) -> bytes:
-    return base64.b64decode("".join(pem.decode().splitlines()[1:-1]))

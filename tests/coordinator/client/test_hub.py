@@ -32,15 +32,15 @@ CONTENT = {
 }
 
 
-def git_digest(content: bytes) -> str:
-    """As git names a file."""
-    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
-
-
 def entry(name: str, content: bytes = b"", **changes: Any) -> Any:
     """A line of the hub's listing; weights are large files."""
     large = SimpleNamespace(sha256=hashlib.sha256(content).hexdigest()) if name.endswith("safetensors") else None
-    told = {"rfilename": name, "size": len(content), "blob_id": git_digest(content), "lfs": large}
+    told = {
+        "rfilename": name,
+        "size": len(content),
+        "blob_id": hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest(),
+        "lfs": large,
+    }
     return SimpleNamespace(**told | changes)
 
 

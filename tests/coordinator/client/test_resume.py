@@ -97,6 +97,7 @@ def test_run_writes_manifests_with_the_digests_of_every_node(tmp_path: Path) -> 
         manifests, damaged = RunCheckpoints(tmp_path).read()
         assert damaged == ()
         assert [manifest.step for manifest in manifests] == [8, 6]
+        assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-6.json", "step-8.json"]
         for manifest in manifests:
             assert [(shard.node, shard.sha256) for shard in manifest.shards] == [
                 (node, shard_digest(manifest.step)) for node in ("a", "b")
@@ -407,20 +408,22 @@ def test_run_gets_longer_and_its_state_moves_at_once(tmp_path: Path) -> None:
     assert resume.plan == dataclasses.replace(plan, course=dataclasses.replace(plan.course, num_steps=40))
 
 
-def test_dropped_state_is_another_run(tmp_path: Path) -> None:
-    """Forgetting moments changes the result, so the key is refused with both values."""
-    for was, now in (("memory", "drop"), ("drop", "disk")):
-        write_run(tmp_path / was, *hift_run(was), 8)
-        with pytest.raises(JobError, match=rf"hift\.state was '{was}', now '{now}'"):
-            find_resume(tmp_path / was, hift_run(now)[0], print)
-
-
-def test_other_keys_stay_refused_where_state_moves(tmp_path: Path) -> None:
-    """Only what has to be mended is named."""
-    write_run(tmp_path / "run", *hift_run("memory"), 8)
-    other = hift_run("disk")[0].with_overrides({"train.seed": 9})
-    with pytest.raises(JobError, match=r"another job: train\.seed was 0, now 9; give"):
-        find_resume(tmp_path / "run", other, print)
+def test_another_job_is_refused_by_its_keys(tmp_path: Path) -> None:
+    """Both values, and only of what has to be mended: patience and where state is may differ, a forgotten state not."""
+    learning = {"train.seed": 3, "train.learning_rate": 0.5}
+    plain, memory = (CHECKPOINT_JOB, PLAN), hift_run("memory")
+    for at, (before, after, message) in enumerate(
+        (
+            (plain, plain[0].with_overrides(learning), r"learning_rate was 0\.001, now 0\.5; train\.seed was 0, now 3"),
+            (memory, hift_run("disk")[0].with_overrides({"train.seed": 9}), r": train\.seed was 0, now 9; give"),
+            (memory, hift_run("drop")[0], r"hift\.state was 'memory', now 'drop'"),
+            (hift_run("drop"), hift_run("disk")[0], r"hift\.state was 'drop', now 'disk'"),
+        )
+    ):
+        write_run(tmp_path / f"{at}", *before, 8)
+        with pytest.raises(JobError, match=message):
+            find_resume(tmp_path / f"{at}", after, print)
+        assert find_resume(tmp_path / f"{at}", before[0].with_overrides({"runtime.wait_s": 5.0}), print)
 
 
 def write_checkpoints(path: Path, *steps: int) -> RunCheckpoints:
@@ -442,13 +445,6 @@ def damage(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_checkpoints_keep_the_last_two(tmp_path: Path) -> None:
-    """Older manifests go when a newer one is on disk; nothing half written is left."""
-    checkpoints = write_checkpoints(tmp_path, 4, 8, 12)
-    assert checkpoints.steps() == (12, 8)
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-12.json", "step-8.json"]
-
-
 def test_checkpoints_survive_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The new one is not there, the old ones can be gone on from."""
     checkpoints = write_checkpoints(tmp_path, 4, 8)
@@ -459,7 +455,9 @@ def test_checkpoints_survive_a_full_disk(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StorageError, match=r"step-12\.json: No space left on device"):
         checkpoints.add(manifest(12))
-    assert find_resume(tmp_path, CHECKPOINT_JOB, print).manifests == (manifest(8), manifest(4))
+    notes: list[str] = []
+    resume = find_resume(tmp_path, CHECKPOINT_JOB, notes.append)
+    assert (resume.plan, resume.manifests, notes) == (PLAN, (manifest(8), manifest(4)), [])
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
@@ -469,14 +467,6 @@ def test_metrics_on_a_full_disk_are_an_error_of_storage(tmp_path: Path, monkeypa
         monkeypatch.setattr(folder, "_target", lambda name: Path("/dev/full"))
         with pytest.raises(StorageError, match="No space left on device"):
             folder.add_metrics("{}")
-
-
-def test_find_resume_gives_the_checkpoints_newest_first(tmp_path: Path) -> None:
-    """Plan and manifests, without a word."""
-    write_checkpoints(tmp_path, 4, 8)
-    notes: list[str] = []
-    resume = find_resume(tmp_path, CHECKPOINT_JOB, notes.append)
-    assert (resume.plan, resume.manifests, notes) == (PLAN, (manifest(8), manifest(4)), [])
 
 
 def test_find_resume_passes_a_damaged_manifest_over_and_says_so(tmp_path: Path) -> None:
@@ -518,35 +508,19 @@ def test_find_resume_never_begins_anew_behind_damage(tmp_path: Path) -> None:
         find_resume(tmp_path, CHECKPOINT_JOB, print)
 
 
-def test_find_resume_refuses_a_renamed_manifest(tmp_path: Path) -> None:
-    """A copy under another step's name is not that step."""
+def test_find_resume_refuses_a_plan_or_a_manifest_of_something_else(tmp_path: Path) -> None:
+    """A plan.json that was copied from another run, or is damaged; a manifest under another step's name."""
     checkpoints = write_checkpoints(tmp_path, 4)
+    for text, error, message in (
+        (json.dumps(changed(PLAN, seed=7).to_json()), PlanError, "step 4 is of plan"),
+        ("{", IntegrityError, r"plan\.json can't be read"),
+    ):
+        (tmp_path / "plan.json").write_text(text)
+        with pytest.raises(error, match=message):
+            find_resume(tmp_path, CHECKPOINT_JOB, print)
+    (tmp_path / "plan.json").write_text(json.dumps(PLAN.to_json()))
     checkpoints.path(4).rename(checkpoints.path(8))
     with pytest.raises(IntegrityError, match="it is of step 4"):
-        find_resume(tmp_path, CHECKPOINT_JOB, print)
-
-
-def test_find_resume_refuses_another_job_by_its_keys(tmp_path: Path) -> None:
-    """What differs is named with both values; patience may differ."""
-    write_checkpoints(tmp_path, 4)
-    with pytest.raises(JobError, match=r"train\.learning_rate was 0\.001, now 0\.5; train\.seed was 0, now 3"):
-        find_resume(tmp_path, CHECKPOINT_JOB.with_overrides({"train.seed": 3, "train.learning_rate": 0.5}), print)
-    assert find_resume(tmp_path, CHECKPOINT_JOB.with_overrides({"runtime.wait_s": 5.0}), print)
-
-
-def test_find_resume_refuses_a_checkpoint_of_another_plan(tmp_path: Path) -> None:
-    """A plan.json that was copied from another run."""
-    write_checkpoints(tmp_path, 4)
-    (tmp_path / "plan.json").write_text(json.dumps(changed(PLAN, seed=7).to_json()))
-    with pytest.raises(PlanError, match="step 4 is of plan"):
-        find_resume(tmp_path, CHECKPOINT_JOB, print)
-
-
-def test_find_resume_refuses_a_damaged_plan(tmp_path: Path) -> None:
-    """Without the plan nothing fits."""
-    write_checkpoints(tmp_path, 4)
-    (tmp_path / "plan.json").write_text("{")
-    with pytest.raises(IntegrityError, match=r"plan\.json can't be read"):
         find_resume(tmp_path, CHECKPOINT_JOB, print)
 
 
@@ -556,17 +530,6 @@ def test_find_resume_of_a_run_without_checkpoint_begins_anew(tmp_path: Path) -> 
     notes: list[str] = []
     assert find_resume(tmp_path, CHECKPOINT_JOB, notes.append) is None
     assert "the run starts from the beginning" in notes[0]
-
-
-@pytest.mark.parametrize("steps", [(), (4,), (4, 8)])
-def test_find_resume_leaves_a_finished_run_alone(tmp_path: Path, steps: tuple[int, ...]) -> None:
-    """With or without checkpoints: it says that the run is finished, and every file is as before."""
-    write_checkpoints(tmp_path, *steps)
-    (tmp_path / "report.json").write_text('{"steps": 8}')
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(UsageError, match="is finished, nothing was changed"):
-        find_resume(tmp_path, CHECKPOINT_JOB, print)
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_find_resume_names_a_folder_that_is_not_there(tmp_path: Path) -> None:

@@ -233,7 +233,7 @@ def test_measurement_asks_all_nodes_at_once_or_those_of_a_machine_one_by_one() -
     with FakeCluster("a", "b", "c") as cluster:
         for agent in cluster.agents.values():
             agent.on_inspect = lambda: barrier.wait(CALL_S)
-        measure(cluster, with_links=False)
+        assert measure(cluster, with_links=False).links == ()
         assert [agent.inspected.neighbours for agent in cluster.agents.values()] == [2, 2, 2]
         for name, agent in cluster.agents.items():
             agent.on_inspect = partial(order.append, name)
@@ -287,14 +287,6 @@ def test_measurement_lets_all_nodes_compute_and_send_at_once() -> None:
         found = measure(cluster)
     assert asked == {"a": "b", "b": "c", "c": "a"}
     assert [node.message_s_per_byte for node in found.nodes] == pytest.approx([1e-9, 2e-9, 3e-9])
-
-
-def test_measurement_without_links_asks_for_none() -> None:
-    """Neither if the user says so, nor with a single node."""
-    with FakeCluster("a", "b") as cluster:
-        assert measure(cluster, with_links=False).links == ()
-    with FakeCluster("a") as cluster:
-        assert measure(cluster).links == ()
 
 
 @pytest.mark.parametrize(
@@ -406,3 +398,5 @@ def test_measurement_times_frozen_weights_as_a_run_would_hold_them() -> None:
         assert [(each.measure, each.frozen_dtype, each.frozen_native) for each in asked] == [(True, "int8", False)] * 2
         measure(cluster)
         assert [agent.inspected.frozen_dtype for agent in cluster.agents.values()] == ["", ""]
+    with FakeCluster("a") as cluster:
+        assert measure(cluster).links == ()

@@ -105,22 +105,6 @@ def found(
     return costs
 
 
-def test_replanning_tells_who_changed_and_moves_where_that_gains_more_than_it_costs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The state machine gets the placement with both numbers; they are told too."""
-    costs, run = found(monkeypatch, 60.0, 40.0), Run()
-    run.consider({"b": 2.0})
-    answer = run.take()
-    assert answer == rd.Replanned(OTHER, 60.0, 40.0, FIRST_MOVE_S)
-    assert costs == [FIRST_MOVE_S]
-    assert (
-        run.notes[0]
-        == "after step 4 actions of nodes take, compared with earlier turns of the same work: b 2.00 times as long"
-    )
-    assert run.notes[1].startswith("the run will move: the other one: gains 20") and "costs 5" in run.notes[1]
-
-
 def test_replanning_looks_for_a_placement_when_a_link_has_changed_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is told which, once, and again when it changes anew or a node does."""
     _, run = found(monkeypatch, 60.0, 58.0), Run()
@@ -141,12 +125,16 @@ def test_replanning_looks_for_a_placement_when_a_link_has_changed_too(monkeypatc
 
 
 def test_replanning_stays_where_the_gain_is_less_than_the_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is told, with both numbers, and not looked for again until nodes change anew."""
+    """It is told who changed, with both numbers, and not looked for again until nodes change anew."""
     found(monkeypatch, 60.0, 58.0)
     run = Run()
     run.consider({"b": 2.0})
     assert run.take() is None
-    assert run.notes[-1].startswith("the run stays on its placement: the other one: gains 2")
+    said, stays = run.notes
+    assert said == (
+        "after step 4 actions of nodes take, compared with earlier turns of the same work: b 2.00 times as long"
+    )
+    assert stays.startswith("the run stays on its placement: the other one: gains 2") and "costs 5" in stays
     run.consider({"b": 2.1})
     assert len(run.notes) == 2
     run.consider({"b": 4.0})
@@ -198,15 +186,16 @@ def test_replanning_that_finds_nothing_leaves_the_run_alone(monkeypatch: pytest.
 
 
 def test_run_that_stays_anyway_is_not_watched() -> None:
-    """Nothing is watched where the job says so, links were assumed, or the course can't move."""
-    rows: list[Run] = [
-        Run(job=job_of(placement__replan="never")),
-        Run(assumed=True),
-        Run(plan=make_plan([("a", 0, 4)], ["a"])),
-        Run(plan=changed(PLAN, method=make_plan([("a", 0, 4)], ["a"], method="pipeadapter").course.method)),
+    """Nothing is watched, and nobody may join, where the job says so, links were assumed, or the course can't move."""
+    pipeadapter = make_plan([("a", 0, 4)], ["a"], method="pipeadapter").course.method
+    rows: list[tuple[Run, str]] = [
+        (Run(job=job_of(placement__replan="never")), "placement.replan is 'never'"),
+        (Run(assumed=True), "its nodes share a machine"),
+        (Run(plan=make_plan([("a", 0, 4)], ["a"])), ""),
+        (Run(plan=changed(PLAN, method=pipeadapter)), "the run stays on its placement"),
     ]
-    for run in rows:
-        assert run.replanning.pace is None
+    for run, why in rows:
+        assert run.replanning.pace is None and run.replanning.why_closed.startswith(why)
         run.replanning.turn_done(PLAN, TURN, 0, RecordedLinks(), prepare_s=1.0, living=frozenset("ab"))
         assert run.replanning.moved(moved(1.0)) is None
         assert run.notes == []
@@ -303,20 +292,6 @@ def test_replanning_has_a_node_that_came_back_with_its_new_times(monkeypatch: py
     assert len(run.replanning.profile.links) == 2
     run.consider({})
     assert run.answers.empty() and not run.replanning._is_thinking
-
-
-def test_replanning_says_why_nobody_may_join() -> None:
-    """As for boards that change their pace."""
-    rows: list[tuple[dict[str, Any], str]] = [
-        ({"assumed": True}, "its nodes share a machine"),
-        ({"job": job_of(placement__replan="never")}, "placement.replan is 'never'"),
-        (
-            {"plan": make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], method="pipeadapter")},
-            "the run stays on its placement",
-        ),
-    ]
-    for values, why in rows:
-        assert Run(**values).replanning.why_closed.startswith(why)
 
 
 def test_figures_of_a_node_that_is_prepared_rests_and_moves_are_in_the_books() -> None:

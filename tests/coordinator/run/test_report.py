@@ -59,23 +59,6 @@ def step(books: RunLedger, turn: Turn, offset: int, loss: float, ended_unix_s: f
     books.step_done(rd.LogStep(turn, turn.first_seq + offset, number, depth(PLAN.course, number), values), ended_unix_s)
 
 
-def test_ledger_lines_have_bytes_and_seconds() -> None:
-    """A line has the seconds since the last step, and what all nodes sent for it."""
-    books, turn = ledger(), TURNS[0]
-    books.add_traffic("a", turn.first_seq, "b", "h", 100)
-    books.add_traffic("a", turn.first_seq, "b", "g", 40)
-    books.add_traffic("b", turn.first_seq, "a", "h", 7)
-    step(books, turn, 0, 0.5, 101.0)
-    step(books, turn, 1, 0.25, 103.5)
-    first, second = books.turn_done(turn)
-    assert first["bytes"] == {"a>b": 140, "b>a": 7}
-    assert first["gradient_bytes"] == {"a>b": 40}
-    assert [first["seconds"], second["seconds"]] == [1.0, 2.5]
-    assert [first["loss"], second["loss"]] == [0.5, 0.25]
-    assert first["accuracy"] == 0.75
-    assert second["bytes"] == {}
-
-
 def test_seconds_of_steps_have_no_evaluation_in_them() -> None:
     """A step that begins after an evaluation is timed from its end, as the simulator does; the report adds them up."""
     books, turn = ledger(), TURNS[0]

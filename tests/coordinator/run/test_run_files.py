@@ -179,6 +179,7 @@ def test_run_that_fails_leaves_a_profile_of_what_it_recorded(tmp_path: Path) -> 
     profile = Profile.from_json(json.loads((tmp_path / "out" / "profile.json").read_text(encoding="utf-8")))
     heads = [point for point in profile.by_name["a"].work_times if point.work == Work.HEAD]
     assert [point.median_s for point in heads] == [pytest.approx(0.25)]
+    assert json.loads((tmp_path / "out" / "trace.json").read_text())["traceEvents"]
 
 
 def test_run_counts_a_repeated_report_once(tmp_path: Path) -> None:
@@ -202,17 +203,6 @@ def test_run_counts_a_repeated_report_once(tmp_path: Path) -> None:
         found.append((report["eval"], report["steps"], report["links"], nodes, recording))
     assert found[0] == found[1]
     assert found[0][0]["count"] == 10
-
-
-def test_run_refuses_a_tensor_that_two_nodes_sent(tmp_path: Path) -> None:
-    """Results that contradict each other are no results: no adapter is written."""
-    with (
-        FakeCluster("a", "b", agents={"b": {"claims": (0, 1)}}) as cluster,
-        pytest.raises(IntegrityError, match=r"node b sent .*layer\.0\.x' of a block that it may not send"),
-    ):
-        run(cluster, tmp_path)
-    assert not (tmp_path / "adapter").exists()
-    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
 
 
 LOSSES = {4: 0.5, 8: 0.3, 12: 0.4, 16: 0.35, 20: 0.2}

@@ -108,10 +108,7 @@ def test_books_that_nobody_fetched_are_dropped_only_after_their_own_time() -> No
     running = record(THREE, num_steps=8)
     assert to_drop([old, nothing, running], now_unix_s=NOW_S, keep_days=7, keep_bytes=0) == (TWO,)
     # Example: with 60 days the run of 90 days ago goes; size alone drops neither, and one that goes on stays
-    old = ended(ONE, days_ago=90, is_fetched=False, size_bytes=1000)
-    young = ended(TWO, days_ago=30, is_fetched=False, size_bytes=1000)
-    running = record(THREE, num_steps=8)
-    runs = [old, young, running]
+    runs = [old, ended(TWO, days_ago=30, is_fetched=False, size_bytes=1000), running]
     assert to_drop(runs, now_unix_s=NOW_S, keep_days=7, keep_bytes=0, keep_unfetched_days=60) == (ONE,)
     assert to_drop(runs, now_unix_s=NOW_S, keep_days=7, keep_bytes=0, keep_unfetched_days=60, busy={ONE}) == ()
 
@@ -509,23 +506,23 @@ def test_run_that_was_taken_up_is_not_taken_up_again() -> None:
 
 
 def test_run_is_taken_up_some_times_without_a_new_checkpoint() -> None:
-    """After three times in vain it may be the run that ends coordinators; a checkpoint in between counts anew."""
+    """After three times in vain it may be the run that ends coordinators; a checkpoint in between counts anew.
 
-    def attempts(*saved_steps: int) -> list[RunRecord]:
-        first = interrupted(1, saved_step=saved_steps[0])
-        return [
-            first,
-            *(
-                interrupted(number, saved_step=step, takes_up=run_id(number - 1))
-                for number, step in enumerate(saved_steps[1:], 2)
-            ),
-        ]
+    So does a turn that has ended, of a run without checkpoints.
+    """
+
+    def attempts(*steps: int, kept: bool = False) -> list[RunRecord]:
+        reached = [{"saved_step": -1, "kept_step": step} if kept else {"saved_step": step} for step in steps]
+        later = (interrupted(at, takes_up=run_id(at - 1), **each) for at, each in enumerate(reached[1:], 2))
+        return [interrupted(1, **reached[0]), *later]
 
     assert MAX_IN_VAIN == 3
     assert chosen(*attempts(4, 4, 4)) == run_id(3)
     assert chosen(*attempts(4, 4, 4, 4)) == ""
     assert chosen(*attempts(4, 4, 4, 6)) == run_id(4)
     assert chosen(*attempts(-1, -1, -1, -1)) == "", "without checkpoints it begins anew each time"
+    assert chosen(*attempts(4, 6, 8, 10, 12, kept=True)) == run_id(5)
+    assert chosen(*attempts(4, 4, 4, 4, kept=True)) == ""
 
 
 def manifest(step: int) -> CheckpointManifest:
@@ -627,23 +624,6 @@ def test_run_without_a_checkpoint_goes_on_from_its_last_turns_or_begins_as_it_wa
     )
     assert steps_of(found) == [(4, False), (2, False)]
     assert (found.plan, found.choices) == (given, REQUEST.choices)
-
-
-def test_turns_that_end_count_as_progress_of_a_run_that_is_taken_up() -> None:
-    """A run without checkpoints that comes further each time is taken up again; one that does not is left."""
-
-    def attempts(*kept_steps: int) -> list[RunRecord]:
-        first = interrupted(1, saved_step=-1, kept_step=kept_steps[0])
-        return [
-            first,
-            *(
-                interrupted(number, saved_step=-1, kept_step=step, takes_up=run_id(number - 1))
-                for number, step in enumerate(kept_steps[1:], 2)
-            ),
-        ]
-
-    assert chosen(*attempts(4, 6, 8, 10, 12)) == run_id(5)
-    assert chosen(*attempts(4, 4, 4, 4)) == ""
 
 
 def test_run_without_a_checkpoint_begins_anew_with_its_nodes() -> None:

@@ -192,11 +192,6 @@ def test_holes_of_the_heap_are_not_looked_for_in_a_preloaded_allocator(monkeypat
 PLAN = make_plan([("a", 0, 2)], ["a"], num_blocks=2)
 
 
-def job_of(folder: Path) -> Job:
-    """A job on a tiny model."""
-    return Job(model=Model(path=str(folder))).with_overrides({"train.max_length": 64})
-
-
 @pytest.mark.parametrize("has", ["all", "some", "none"])
 def test_heap_keeps_freed_memory_only_with_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has: str) -> None:
     """A budget near what the plan needs leaves nothing for a heap in pieces.
@@ -204,7 +199,11 @@ def test_heap_keeps_freed_memory_only_with_room(tmp_path: Path, monkeypatch: pyt
     A node that fetched the blocks that it hosts has no whole model: its files say what weights take. One that only
     helps has the configuration alone.
     """
-    path, job, chosen = write_model(tmp_path) / "model.safetensors", job_of(tmp_path), list[str]()
+    path, job, chosen = (
+        write_model(tmp_path) / "model.safetensors",
+        Job(model=Model(path=str(tmp_path))).with_overrides({"train.max_length": 64}),
+        list[str](),
+    )
     if has == "some":
         save_file({name: value for name, value in load_file(path).items() if ".layer.0." not in name}, path)
     elif has == "none":
