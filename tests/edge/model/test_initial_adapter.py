@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import json
 import math
 import pickle
 import shutil
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ import torch
 from safetensors.torch import load, load_file, save_file
 
 from coordinator.client.initial_values import initial_file, unpickled, with_initial_digest
+from edge.model import pickled
 from edge.model.heads import task_of
 from edge.model.result import load_initial
 from edge.model.skeleton import build_skeleton
@@ -67,14 +71,14 @@ def test_config_of_the_library_is_read_as_it_was_written(config: str) -> None:
 
 def test_values_of_the_library_keep_their_bytes_and_decide_the_digest(tmp_path: Path) -> None:
     """Pickled or not, under any name; another number is another digest, of the job too."""
-    plain, pickled = (folder_with_adapter("lora[r=2]", pickled=pickled) for pickled in (False, True))
+    plain, other = (folder_with_adapter("lora[r=2]", pickled=is_pickled) for is_pickled in (False, True))
     saved = load_file(plain / "from.adapter" / "adapter.safetensors")
     saved |= load_file(plain / "from.adapter" / "model_head.safetensors")
     job = job_from(plain, plain / "from.adapter", "lora[r=2]")
     assert (found := tensors_of(job)).keys() == {name.replace("last-month", "ringtune") for name in saved}
     assert all(torch.equal(found[name.replace("last-month", "ringtune")], value) for name, value in saved.items())
-    other = job_from(plain, pickled / "from.adapter", "lora[r=2]")
-    first, same = with_initial_digest(job), with_initial_digest(other)
+    first = with_initial_digest(job)
+    same = with_initial_digest(job_from(plain, other / "from.adapter", "lora[r=2]"))
     assert first.adapter.sha256 == same.adapter.sha256 != "" and job_digest(first) == job_digest(same)
     changed = shutil.copytree(plain / "from.adapter", tmp_path / "changed")
     tensors = load_file(changed / "adapter.safetensors")
@@ -255,7 +259,21 @@ BAD: list[tuple[Callable[[Path], object], dict[str, object], str]] = [
 ]
 
 
+@pytest.fixture
+def read_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read pickled files in this process: one of its own loads torch anew. What it prints and returns is the same."""
+
+    def run(command: Sequence[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        assert command[3] == pickled.__name__
+        with contextlib.redirect_stderr(io.StringIO()) as errors:
+            code = pickled.main(command[4:])
+        return subprocess.CompletedProcess(command, code, "", errors.getvalue())
+
+    monkeypatch.setattr("coordinator.client.initial_values.subprocess.run", run)
+
+
 @cases(("spoil", "keys", "message"), BAD)
+@pytest.mark.usefixtures("read_here")
 def test_folder_that_can_not_be_taken_over_is_refused(
     tmp_path: Path, spoil: Callable[[Path], object], keys: dict[str, Any], message: str
 ) -> None:
