@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import io
 import json
 import math
 import pickle
 import shutil
-import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +29,7 @@ from ringtune.storage.tensor_files import TensorFile
 from ringtune.techniques.initial_adapter import head_note, head_problem, initial_values
 from tests.features.initial import folder_with_adapter
 from tests.support.cases import cases
+from tests.support.in_process import calling
 from tests.support.tiny_families import write_family
 
 LABELS = ("bad", "good")
@@ -259,25 +257,16 @@ BAD: list[tuple[Callable[[Path], object], dict[str, object], str]] = [
 ]
 
 
-@pytest.fixture
-def read_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read pickled files in this process: one of its own loads torch anew. What it prints and returns is the same."""
-
-    def run(command: Sequence[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        assert command[3] == pickled.__name__
-        with contextlib.redirect_stderr(io.StringIO()) as errors:
-            code = pickled.main(command[4:])
-        return subprocess.CompletedProcess(command, code, "", errors.getvalue())
-
-    monkeypatch.setattr("coordinator.client.initial_values.subprocess.run", run)
-
-
 @cases(("spoil", "keys", "message"), BAD)
-@pytest.mark.usefixtures("read_here")
 def test_folder_that_can_not_be_taken_over_is_refused(
-    tmp_path: Path, spoil: Callable[[Path], object], keys: dict[str, Any], message: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    spoil: Callable[[Path], object],
+    keys: dict[str, Any],
+    message: str,
 ) -> None:
     """Before anything is started: the error names folder, file or key, and the remedy."""
+    monkeypatch.setattr("coordinator.client.initial_values.subprocess.run", calling(pickled))
     plain = folder_with_adapter("seq_bn")
     folder = shutil.copytree(plain / "from.adapter", tmp_path / "mine")
     spoil(folder)
