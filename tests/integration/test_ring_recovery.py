@@ -22,7 +22,6 @@ from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.job.job import Job
 from ringtune.run_control.checkpoint import Resume
 from ringtune.schedule.plan import Plan
-from ringtune.techniques.offload import helped
 from tests.support.cluster import RING, START_S, Cluster, Follower, Hold, Outcome
 from tests.support.hift_reference import tensors_of, train_hift
 from tests.support.moves import slices_of
@@ -85,25 +84,6 @@ def test_run_goes_on_without_a_host_that_stands_still_and_what_it_says_later_is_
     later = [line for line in outcome.metrics if is_step(line) and line["step"] > recovery["step"]]
     assert {line["placement_number"] for line in later} == {1}
     ring.wait_idle("c")
-
-
-@pytest.mark.promise("1 partition invariance")
-def test_run_goes_on_without_a_helper_that_is_killed(ring: Cluster) -> None:
-    """The hosts have its adapters and moments as they were at the end of a turn, and train their blocks themselves."""
-    job = job_of(ring, offload__mode="auto")
-    plan = helped(ring.plan_on(job, (("a", 0, 2), ("b", 2, 4))), {"a": "c", "b": "c"})
-    follower = ring.follow(job, plan=plan, hold=(hold := Hold(ring, 5)))
-    wait_for_turn(follower, steps=5)
-    ring.signal("c", signal.SIGKILL)
-    ring.end_lease("c")
-    follower.wait_for(lambda outcome: bool(outcome.of_kind("recovery")))
-    hold.let_go()
-    outcome = follower.wait()
-    assert_trained(ring, job, outcome)
-    (recovery,) = outcome.of_kind("recovery")
-    assert recovery["lost"] == ["c"] and recovery["step"] % 4 == 0 and outcome.plan is not None
-    before, after = outcome.plan.placements
-    assert [one.node for one in before.helpers] == ["c"] * 4 and not after.helpers
 
 
 @pytest.mark.promise("1 partition invariance")

@@ -10,6 +10,7 @@ import pytest
 
 import ringtune
 from coordinator.api.members import Coordinator
+from coordinator.client import connection
 from ringtune.errors import ConnectionFailedError, DeadlineError, InterruptedRunError, InvalidInputError, UsageError
 from ringtune.transport.speaker import speaker
 from tests.support.fake_agents import CALL_S, job
@@ -120,8 +121,9 @@ def test_train_refuses_options_that_contradict_each_other() -> None:
             ringtune.train("none.toml", **options)  # type: ignore[arg-type]
 
 
-def test_connect_refuses_who_is_not_there(here: Path) -> None:
+def test_connect_refuses_who_is_not_there(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing listens at a port that was free, and another machine needs a certificate."""
+    monkeypatch.setattr(connection, "CONNECT_S", 0.2)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{listener.getsockname()[1]}"

@@ -22,6 +22,7 @@ from coordinator.api import export
 from coordinator.api.export import export_run, model_contents
 from coordinator.api.gguf import gguf_refusal, write_model
 from coordinator.client.saved_run import read_run
+from edge.model import merge
 from edge.model.merge import merge_run
 from ringtune import cli
 from ringtune.errors import UsageError
@@ -31,6 +32,7 @@ from ringtune.models.family import CAUSAL_LM, CHAT
 from ringtune.models.folder import read_config, with_old_rope
 from tests.support import whole_models as whole
 from tests.support.chat_models import write_tokenizer
+from tests.support.in_process import calling
 from tests.support.lora_runs import ALL_MATRICES, lora_run
 from tests.support.saved_runs import write_run
 from tests.support.tiny_families import write_family
@@ -311,8 +313,9 @@ def test_pieces_are_scored_by_the_merge_that_makes_them(tmp_path: Path) -> None:
     assert [kinds[text] for text in ("<unk>", "<s>", "<0x61>", "a", "own")] == [2, 3, 6, 1, 4]
 
 
-def test_command_writes_a_model_for_llama_cpp(tmp_path: Path) -> None:
+def test_command_writes_a_model_for_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three files with their digests; a card that says how it runs; the template that it learned; nothing else."""
+    monkeypatch.setattr("coordinator.api.user_adapters.subprocess.run", calling(merge))
     run, _ = lora_run(tmp_path, "llama", CAUSAL_LM, ALL_MATRICES)
     write_tokenizer(tmp_path / "base", "{{ messages }}")
     job = load_job(run / "job.toml").with_overrides({"model.task": CHAT, "data.template": "zephyr"})

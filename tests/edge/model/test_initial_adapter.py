@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load, load_file, save_file
 
 from coordinator.client.initial_values import initial_file, unpickled, with_initial_digest
+from edge.model import pickled
 from edge.model.heads import task_of
 from edge.model.result import load_initial
 from edge.model.skeleton import build_skeleton
@@ -28,6 +29,7 @@ from ringtune.storage.tensor_files import TensorFile
 from ringtune.techniques.initial_adapter import head_note, head_problem, initial_values
 from tests.features.initial import folder_with_adapter
 from tests.support.cases import cases
+from tests.support.in_process import calling
 from tests.support.tiny_families import write_family
 
 LABELS = ("bad", "good")
@@ -67,14 +69,14 @@ def test_config_of_the_library_is_read_as_it_was_written(config: str) -> None:
 
 def test_values_of_the_library_keep_their_bytes_and_decide_the_digest(tmp_path: Path) -> None:
     """Pickled or not, under any name; another number is another digest, of the job too."""
-    plain, pickled = (folder_with_adapter("lora[r=2]", pickled=pickled) for pickled in (False, True))
+    plain, other = (folder_with_adapter("lora[r=2]", pickled=is_pickled) for is_pickled in (False, True))
     saved = load_file(plain / "from.adapter" / "adapter.safetensors")
     saved |= load_file(plain / "from.adapter" / "model_head.safetensors")
     job = job_from(plain, plain / "from.adapter", "lora[r=2]")
     assert (found := tensors_of(job)).keys() == {name.replace("last-month", "ringtune") for name in saved}
     assert all(torch.equal(found[name.replace("last-month", "ringtune")], value) for name, value in saved.items())
-    other = job_from(plain, pickled / "from.adapter", "lora[r=2]")
-    first, same = with_initial_digest(job), with_initial_digest(other)
+    first = with_initial_digest(job)
+    same = with_initial_digest(job_from(plain, other / "from.adapter", "lora[r=2]"))
     assert first.adapter.sha256 == same.adapter.sha256 != "" and job_digest(first) == job_digest(same)
     changed = shutil.copytree(plain / "from.adapter", tmp_path / "changed")
     tensors = load_file(changed / "adapter.safetensors")
@@ -257,9 +259,14 @@ BAD: list[tuple[Callable[[Path], object], dict[str, object], str]] = [
 
 @cases(("spoil", "keys", "message"), BAD)
 def test_folder_that_can_not_be_taken_over_is_refused(
-    tmp_path: Path, spoil: Callable[[Path], object], keys: dict[str, Any], message: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    spoil: Callable[[Path], object],
+    keys: dict[str, Any],
+    message: str,
 ) -> None:
     """Before anything is started: the error names folder, file or key, and the remedy."""
+    monkeypatch.setattr("coordinator.client.initial_values.subprocess.run", calling(pickled))
     plain = folder_with_adapter("seq_bn")
     folder = shutil.copytree(plain / "from.adapter", tmp_path / "mine")
     spoil(folder)
