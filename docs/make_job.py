@@ -46,7 +46,7 @@ def page() -> str:
         "adapters": "\n".join([_configurations(), *map(_options, _kinds()), _refused()]),
         "plugged models": _plugged(),
         "generic encoders": table((*_TITLES, "adapters"), [row[:4] for row in _rows_of(GENERIC_ENCODERS)]),
-        "generic decoders": table((*_TITLES, "adapters", "`train.packing`"), _rows_of(GENERIC)),
+        "generic decoders": table((*_TITLES, "adapters", "`train.packing`", "subnets"), _rows_of(GENERIC)),
         "towers": table(
             ("`model_type`", "trains as"), [(_code(name), _code(tower.family)) for name, tower in TOWERS.items()]
         ),
@@ -119,6 +119,7 @@ def _rows_of(families: Iterable[Family]) -> list[tuple[str, ...]]:
                 ", ".join(rest) or "experts, frozen",
                 ", ".join(family.methods),
                 "yes" if family.packs else "",
+                "yes" if family.divided else "",
             )
         )
     return rows

@@ -30,7 +30,7 @@ from edge.techniques.offload.runner import OffloadParts, offload_parts
 from ringtune.engine.failure_texts import diverged, may_diverge
 from ringtune.errors import DataError, DivergedError, JobError, ModelError, PlanError
 from ringtune.job.job import Job, Kind
-from ringtune.models.adapter_support import head_group_refusal
+from ringtune.models.adapter_support import head_group_refusal, subnet_refusal
 from ringtune.models.families import check_task, family_named
 from ringtune.models.folder import model_dimensions, read_config
 from ringtune.schedule.actions import Action, TensorKey
@@ -160,7 +160,10 @@ def _check_subnets(course: Course, job: Job, skeleton: Skeleton) -> None:
     """Refuse subnets that blocks with these adapters can't have."""
     if course.subnets > 1:
         subnets = subnets_of_config(skeleton.model.config, inner=course.hidden_size, count=course.subnets)
-        if problem := head_group_refusal(job.adapter.config, heads=subnets.heads_each):
+        if problem := (
+            head_group_refusal(job.adapter.config, heads=subnets.heads_each)
+            or subnet_refusal(skeleton.layout, dropout=job.train.dropout)
+        ):
             raise JobError(problem)
 
 

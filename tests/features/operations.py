@@ -171,6 +171,7 @@ def stale_with_masks(case: Case, run: Run) -> Wanted:
     return Wanted(tensors=done.tensors(), losses=done.losses)
 
 
+GENERIC_SUBNETS = (("apertus", "full"), ("phi", LORA), ("starcoder2", f"seq_bn|{LORA}"))
 SIX_HEADS = {"num_attention_heads": 6, "num_key_value_heads": 6, "head_dim": 8, "intermediate_size": 50}
 SUBNETS = [
     *(
@@ -205,6 +206,7 @@ SUBNETS = [
         subnets(f"/unfreezing-{adapter}", "bert", 4, adapter, method="ringada", every_steps=2, num_steps=7)
         for adapter in ("seq_bn", "full")
     ),
+    *(subnets(f"-generic/{name}", name, 2, adapter, task="causal-lm") for name, adapter in GENERIC_SUBNETS),
 ]
 SUBNETS_IN_FLIGHT = [
     dataclasses.replace(

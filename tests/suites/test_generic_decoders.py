@@ -248,7 +248,18 @@ def test_merged_model_has_all_that_files_have(tmp_path: Path, model_type: str, c
             {"adapter.config": "lora[output_lora=True]", "offload.mode": {"a": "b"}},
             "can't fit LoRA beside fc2 of a opt",
         ),
-        ("olmo", {"adapter.config": "lora", **SCORED}, "the matrices of a olmo block"),
+        (
+            "gpt_neox",
+            {"adapter.config": "lora", **SCORED},
+            "values of a gpt_neox block are one matrix",
+        ),
+        ("mixtral", {"adapter.config": "lora", **SCORED}, "experts of a mixtral block have no heads"),
+        ("olmo2", {"adapter.config": "lora", **SCORED}, "a olmo2 block can't compute some of its heads alone"),
+        (
+            "olmo",
+            {"adapter.config": "lora", "train.dropout": 0.1, **SCORED},
+            "parts of a olmo block draw other",
+        ),
     ],
 )
 def test_what_a_generic_family_has_not_is_refused(

@@ -26,7 +26,7 @@ from ringtune.schedule.turns import StepKind, items, turn_sequence
 from sim.ring import RingResult, VirtualRing
 from tests.support.literal_velora import make_literal
 from tests.support.reference import adapter_of, first_drawing, inputs_of, seed_units, targets_of, unpacked, whole_model
-from tests.support.tiny_families import PLUGGED
+from tests.support.tiny_families import DIVIDED, PLUGGED
 from tests.support.torch_ring import Case, TorchCarrier, make_carrier
 
 Slices = tuple[tuple[str, int, int], ...]
@@ -45,7 +45,10 @@ WAYS_OUT = {
     "llama": ("self_attn.o_proj", "mlp.down_proj"),
     "mistral": ("self_attn.o_proj", "mlp.down_proj"),
     "vit": ("attention.output.dense", "output.dense"),
-    **dict.fromkeys(PLUGGED, ("self_attn.o_proj", "mlp.down_proj")),
+    **dict.fromkeys((*PLUGGED, *DIVIDED), ("self_attn.o_proj", "mlp.down_proj")),
+    "nanochat": ("self_attn.o_proj", "mlp.fc2"),
+    "phi": ("self_attn.dense", "mlp.fc2"),
+    "starcoder2": ("self_attn.o_proj", "mlp.c_proj"),
 }
 
 

@@ -72,13 +72,14 @@ def _add(matrix: Any, options: dict[str, Any], dropout: float, name: str) -> Non
     own: Any = nn.Module()
     own.lora_A = nn.Parameter(torch.empty(options["r"], matrix.in_features))
     own.lora_B = nn.Parameter(torch.zeros(matrix.out_features, options["r"]))
-    nn.init.kaiming_uniform_(own.lora_A, a=math.sqrt(5))
+    if options.get("init_weights") == "bert":
+        nn.init.normal_(own.lora_A, std=0.02)
+        nn.init.normal_(own.lora_B, std=0.02)
+    else:
+        nn.init.kaiming_uniform_(own.lora_A, a=math.sqrt(5))
     own.lora_dropout, own.scaling = nn.Dropout(dropout), options["alpha"] / options["r"]
     own.forward = lambda x: own.scaling * (own.lora_dropout(x) @ own.lora_A.T @ own.lora_B.T)
 
-    def added(_: Any, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
-        changed: torch.Tensor = output + own(args[0])
-        return changed
-
+    plain = matrix.forward
     matrix.loras = nn.ModuleDict({name: own})
-    matrix.register_forward_hook(added)
+    matrix.forward = lambda x: plain(x) + own(x)

@@ -213,6 +213,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "mpnet": {"pad_token_id": 1},
 }
 """Generic encoder -> further values of its tiny model."""
+DIVIDED = tuple(name for name in GENERIC if FAMILIES[name].divided)
 PLUGGED = ("qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "smollm3")
 DECODERS = ("gpt2", "llama", "mistral", *PLUGGED)
 

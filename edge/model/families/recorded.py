@@ -221,11 +221,11 @@ class RecordedFamily:
         self, base: Any, calls: Mapping[int, Any], mask_BT: torch.Tensor, *, with_mask: bool = True, **inputs: Any
     ) -> Any:
         """Run the forward of a copy of ``base`` whose blocks make these calls; -1 is the call of all blocks."""
-        shadow = inner = _copied(base)
+        shadow = inner = copied(base)
         *parents, name = self._path.split(".")
         around = [inner]
         for parent in parents:
-            inner._modules[parent] = inner = _copied(inner._modules[parent])
+            inner._modules[parent] = inner = copied(inner._modules[parent])
             around.append(inner)
         blocks = list(inner._modules[name])
         some = next((block for block in blocks if any(True for _ in block.parameters())), blocks[0])
@@ -294,7 +294,7 @@ def _pass(hidden_BTD: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any
     return hidden_BTD
 
 
-def _copied(module: Any) -> Any:
+def copied(module: Any) -> Any:
     """Copy a module, not those inside it."""
     found = copy.copy(module)
     found.__dict__["_modules"] = dict(module._modules)

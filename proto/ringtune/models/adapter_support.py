@@ -83,6 +83,21 @@ def head_group_refusal(adapter_config: str, *, heads: int) -> str:
     return ""
 
 
+def subnet_refusal(family: Family, *, dropout: float) -> str:
+    """Say why blocks of a family have no subnets smaller than a block; empty if they have."""
+    layout, name = family.layout, f"a {family.model_type} block"
+    if not family.generic:
+        return ""
+    if family.divided:
+        is_drawn = f"parts of {name} draw other dropout than all of it; set train.dropout = 0, {_WHOLE_BLOCKS}"
+        return is_drawn if dropout else ""
+    if not layout.query:
+        return f"queries, keys and values of {name} are one matrix, {layout.value}; set operations.heads = 0"
+    if not layout.up:
+        return f"experts of {name} have no heads; set operations.heads = 0"
+    return f"{name} can't compute some of its heads alone; set operations.heads = 0"
+
+
 def _head_group_problem(part: AdapterPart) -> str:
     kind, options = part.kind, part.whole
     if kind == "bottleneck":

@@ -318,6 +318,8 @@ class Family:
         generic: whether its forward is the library's own (``models.generic_decoders``, ``models.generic_encoders``);
             without ``config_keys`` with all keys of its config.
         packs: whether a sequence may have several rows.
+        divided: whether the forward of a generic family's attention, ``self_attn``, and of its feed-forward part,
+            ``mlp``, is right with the matrices of some heads and of some rows alone.
         architecture: class of transformers with the language model's head, of a generic family.
         methods: kinds of adapters of a plugged-in family.
         joined: whether attention and feed-forward part read one tensor, in every model or in some.
@@ -355,6 +357,7 @@ class Family:
     plugged: bool = False
     generic: bool = False
     packs: bool = True
+    divided: bool = False
     architecture: str = ""
     methods: tuple[str, ...] = ("bottleneck", "lora", "reft")
     joined: bool = False

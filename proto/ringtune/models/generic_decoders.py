@@ -369,6 +369,7 @@ def _row(
         config_keys={},
         generic=True,
         packs=model_type not in _UNPACKED,
+        divided=model_type in _DIVIDED,
         plugged=True,
         tied=tied,
         methods=methods,
@@ -412,6 +413,11 @@ _SCORES: Final = {
 """``model_type`` -> score tensors that attention keeps where it is not fused; measured."""
 NOT_ROUNDED: Final = ("deberta", "deepseek_v3", "dots1", "glm4_moe")
 """``model_type`` whose attention or experts fail where products are rounded to bfloat16."""
+_DIVIDED: Final = (
+    *("apertus", "arcee", "cohere2", "cwm", "ernie4_5", "exaone4", "granite", "helium", "hunyuan_v1_dense", "jais2"),
+    *("ministral", "ministral3", "nanochat", "olmo", "phi", "seed_oss", "starcoder2", "vaultgemma"),
+)
+"""``model_type`` of architectures that count heads by the width of what matrices give, with norms of single heads."""
 GENERIC: Final = (
     _row("apertus", "Apertus", _PLAIN, kept=3),
     _row("arcee", "Arcee", _PLAIN, methods=_BOTH),

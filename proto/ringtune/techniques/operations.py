@@ -53,7 +53,7 @@ from typing import Annotated, Any, Final, NamedTuple
 from ringtune.config.sections import MAX_STEPS, Adapter, Train
 from ringtune.errors import ContradictionError, IntegrityError, JobError, PlanError
 from ringtune.models.adapter_config import trains_own_weights
-from ringtune.models.adapter_support import head_group_refusal
+from ringtune.models.adapter_support import head_group_refusal, subnet_refusal
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.schedule.batches import num_batches
 from ringtune.schedule.course import FROZEN_DTYPES, Course
@@ -186,11 +186,8 @@ def check_model(job: Any, shape: Shape) -> None:
     has_parts = bool(tables and tables[0].operations.subnets > 1) or (
         operations.is_chosen and not operations.by_slice and operations.heads > 0
     )
-    if family.generic and has_parts:
-        raise JobError(
-            f"{shape.where}: [operations] of subnets need to know the matrices of a {family.model_type} block; set "
-            "operations.heads = 0, or operations.table to one of whole blocks"
-        )
+    if has_parts and (problem := subnet_refusal(family, dropout=job.train.dropout)):
+        raise JobError(f"{shape.where}: no [operations] of subnets: {problem}, or a table of whole blocks")
     _subnets(job, heads=heads, kv_heads=dimensions.kv_heads or heads, inner=dimensions.inner, where=shape.where)
     if shape.passes_more and operations.is_any:
         raise JobError(

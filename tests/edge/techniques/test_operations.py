@@ -38,7 +38,7 @@ SPLITS = {
 }
 CAPACITY = BlockCapacity(full=3.0, forward_only=1.0, forward=1.0, backward=2.0)
 ADAPTER = ".ringtune."
-WAYS_OUT = ("output.dense", "out_lin", "lin2", "c_proj", "o_proj", "down_proj")
+WAYS_OUT = ("output.dense", "out_lin", "lin2", "c_proj", "o_proj", "down_proj", "self_attn.dense", "fc2")
 FIRST_SEQ = 10_000
 
 
@@ -147,7 +147,7 @@ def values_of(module: Any, choice: Choice, config: Any) -> list[list[float]]:
     count, named = choice.subnets, list(module.named_parameters())
     shared: list[torch.nn.Parameter] = []
     if choice.scored_weights == "base":
-        own = is_own_of_any if config.model_type in (*GENERIC, *ENCODERS) else is_own
+        own = is_own_of_any if count == 1 and config.model_type in (*GENERIC, *ENCODERS) else is_own
         pairs = [parts_of(name, value, count, config) for name, value in named if own(name)]
     else:
         adapter = [(name, value) for name, value in named if ADAPTER in name]
@@ -170,8 +170,8 @@ def values_of(module: Any, choice: Choice, config: Any) -> list[list[float]]:
 
 
 def is_own(name: str) -> bool:
-    """Whether a tensor of a block belongs to subnets."""
-    if ADAPTER in name or "norm" in name.lower() or name.startswith("ln_"):
+    """Whether a tensor of a block belongs to subnets, as those of norms and of an activation do not."""
+    if ADAPTER in name or "norm" in name.lower() or name.startswith("ln_") or "act_fn" in name:
         return False
     return not name.endswith(tuple(f"{way}.bias" for way in WAYS_OUT))
 
