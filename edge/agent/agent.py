@@ -185,7 +185,9 @@ class Agent:
         taken = self.moves.from_disks(goes_on, job_toml, addresses, deadline_s, sizes)
         active = self.adopt(run_id, placement_number, plan, start, sizes)
         self.begin(active, job_toml, addresses, deadline_s, goes_on=None if taken else goes_on, taken=taken)
-        return int(active.executor.hosted_bytes)
+        hosted_bytes = int(active.executor.hosted_bytes)
+        _LOG.debug("run %s is prepared, %d bytes of weights", run_id, hosted_bytes)
+        return hosted_bytes
 
     def adopt(
         self, run_id: str, placement_number: int, plan: Plan, start: StartPoint | None, sizes: CopyBytes

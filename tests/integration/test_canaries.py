@@ -191,7 +191,7 @@ def test_canaries_of_rows_and_labels_stay_with_their_owner(tmp_path: Path, caplo
     assert len(found["ring"]) > sum(links.values()) > 500_000 and len(found["control"]) > 50_000
     for part in ("kept/", "state/node-2/", "good/", "diverged/", "node-0.log", "coordinator's log"):
         assert any(place.startswith(part) and content for place, content in found.items()), f"nothing in {part}"
-    assert b"DEBUG" in found["node-0.log"] and "INFO" in caplog.text
+    assert b"DEBUG edge.agent" in found["node-0.log"] and "INFO" in caplog.text
 
     def with_a_row(content: bytes) -> list[bytes]:
         return ROW.findall(content)
