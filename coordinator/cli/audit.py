@@ -15,7 +15,7 @@ def audit(folder: options.RunFolder, json: options.Json = False) -> None:
     from coordinator.api.audit import audit_run, sentences
     from ringtune.errors import IntegrityError
 
-    audit = audit_run(folder)
-    options.show({"event": "audit", **audit._asdict()}, sentences(audit), as_json=json)
-    if audit.problems:
+    outcome = audit_run(folder)
+    options.show({"event": "audit", **outcome._asdict()}, sentences(outcome), as_json=json)
+    if outcome.problems:
         raise typer.Exit(IntegrityError.exit_code)

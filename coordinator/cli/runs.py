@@ -23,8 +23,8 @@ def status(
     from coordinator.screen.listing import status_json, status_lines
 
     with Connection(coordinator, insecure=insecure) as client:
-        status = client.status()
-    options.show(status_json(status), status_lines(status, coordinator), as_json=json)
+        answer = client.status()
+    options.show(status_json(answer), status_lines(answer, coordinator), as_json=json)
 
 
 def runs(

@@ -40,12 +40,12 @@ def answer(question: Mapping[str, Any]) -> dict[str, Any]:
         what_if = _what_if(question["plan"], question["profile"], question["optimizer"], question["dtype"])
         changes = _changes(question, what_if.profile)
         steps = _steps(what_if.plan, int(question["steps"]))
-        answer = {"steps": steps, **_seconds(what_if, steps, changes, "")}
+        comparison = {"steps": steps, **_seconds(what_if, steps, changes, "")}
         if (total := what_if.plan.course.num_steps) != steps and total <= _affordable(what_if.plan):
-            answer |= _seconds(what_if, total, changes, "whole_")
+            comparison |= _seconds(what_if, total, changes, "whole_")
     except RingTuneError as error:
         return {"error": str(error)}
-    return answer
+    return comparison
 
 
 @functools.lru_cache(maxsize=2)

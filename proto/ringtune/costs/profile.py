@@ -32,7 +32,8 @@ SHORTEST_BLOCK_S: Final = 1e-6
 Rows = Annotated[int, Bounds(ge=0, le=MAX_ROWS, advice="give the node fewer rows")]
 MAX_NAMES: Final = 1 << 16
 """Most classes or tags of a node, and users (ImageNet-21k has 21,843): the plan has them, and each node reads it."""
-Names = Annotated[tuple[str, ...], Longest(MAX_NAMES, advice="leave out rows of rare ones")]
+Few = Longest(MAX_NAMES, advice="leave out rows of rare ones")
+Names = Annotated[tuple[str, ...], Few]
 Word = Annotated[str, Longest(1000)]
 
 
@@ -502,12 +503,12 @@ class NodeFacts:
     fast_bfloat16: bool = False
     state_free_bytes: Annotated[int | None, Bounds(ge=0)] = None
     state_disk: Word = ""
-    users: Annotated[tuple[UserRows, ...], Longest(MAX_NAMES)] = ()
+    users: Annotated[tuple[UserRows, ...], Few] = ()
     numerics: Word = ""
     load: Measured = 0.0
     left_out: Annotated[tuple[SkippedRows, ...], Longest(MAX_NAMES)] = ()
     cut_rows: Amount = 0
-    rack: Annotated[str, LATER] = ""
+    rack: Annotated[Word, LATER] = ""
     packed: Annotated[PackedRows | None, LATER] = None
 
     def __post_init__(self) -> None:

@@ -265,7 +265,7 @@ def require_free(folder: Path, kind: str) -> None:
         return
     raise UsageError(
         f"{folder} is not the folder of a {kind}: it holds {listed(others, _MAX_NAMED)}, which nothing may write over; "
-        f"give a folder of its own, such as {folder / kind}"
+        f"give a folder of its own, such as {folder / kind}, or copy {marker(kind)} too where it is a copy of one"
     )
 
 
@@ -415,8 +415,9 @@ class FileLock:
             if not isinstance(error, BlockingIOError):
                 raise
             raise self._refusal(f"process {pid}" if pid.isdecimal() else "another process") from error
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        with suppress(OSError):  # a full disk: it is locked all the same, by a process without a name
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
 
     def _refusal(self, holder: str) -> BusyError:
         return BusyError(self._busy.replace("{holder}", holder))  # a path in it may have braces

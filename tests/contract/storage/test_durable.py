@@ -76,6 +76,20 @@ def test_file_system_without_locks_is_told_and_used(
         assert "a second process that writes there is not noticed" in caplog.text
 
 
+def test_lock_on_a_full_disk_is_held_and_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its holder's id has no room; the lock excludes others all the same, and once there is room it is free again."""
+
+    def full(descriptor: int, data: bytes, offset: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with FileLock(tmp_path / "lock", busy=""), pytest.raises(BusyError):
+            FileLock(tmp_path / "lock", busy="").acquire()
+    with FileLock(tmp_path / "lock", busy=""):
+        assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
+
+
 def test_lock_does_not_follow_a_link(tmp_path: Path) -> None:
     """A link in the lock's place leads into a file of somebody else, which stays as it is."""
     (tmp_path / "mine").write_text("precious")

@@ -322,7 +322,10 @@ def test_run_that_was_stopped_while_it_got_longer_goes_on(done: Path) -> None:
 
 
 def test_finished_run_is_left_alone_by_a_job_of_its_own_length_or_less(done: Path) -> None:
-    """Nothing is changed in its folder."""
+    """Nothing is changed in its folder, also of a run that was shorter once."""
+    with pytest.raises(UsageError, match="is finished"):
+        find_resume(done, JOB, print)
+    RunCheckpoints(done).add_length(Length(rounds=1))
     before = {path: path.read_bytes() for path in done.rglob("*") if path.is_file()}
     for rounds, message in ((2, "is finished"), (1, "a run can get longer, not shorter")):
         with pytest.raises(RingTuneError, match=message):

@@ -270,12 +270,16 @@ def test_folder_that_is_replaced_keeps_every_file(own: set[str], others: set[str
 
 
 def test_folder_without_the_marker_of_a_run_is_somebodys(tmp_path: Path) -> None:
-    """Even with all files of a run: nothing in it is moved, or written over."""
-    out = write_run(tmp_path / "run")
-    (out / ".ringtune-run").unlink()
-    with pytest.raises(UsageError, match="is not the folder of a run"), RunFolder(out, resume=True):
+    """Even with all files of a run: nothing in it is moved, or written over. A copy that lacks it needs it too."""
+    out, marker = write_run(tmp_path / "run"), Path(".ringtune-run")
+    content = (out / marker).read_bytes()
+    (out / marker).unlink()
+    with pytest.raises(UsageError, match=r"is not the folder of a run.*, or copy \.ringtune-run too"):
+        RunFolder(out, resume=True).__enter__()
+    assert not (out / marker).exists()
+    (out / marker).write_bytes(content)
+    with RunFolder(out, resume=True):
         pass
-    assert not (out / ".ringtune-run").exists()
 
 
 @pytest.mark.parametrize("key", ["data__train", "data__eval", "model__path", "adapter__from"])

@@ -21,11 +21,12 @@ from coordinator.run.requests import RunRequest
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.errors import CapacityError, DeadlineError, PeerLostError, PlanError, RingTuneError
 from ringtune.job.job import Job
-from ringtune.schedule.course import Generation
+from ringtune.schedule.course import ALONE, Generation, HelperSettings
 from ringtune.schedule.methods.pipeadapter import PipeAdapter
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.saved_activations import Velora
+from ringtune.schedule.saved_activations import VELORA, Velora
 from ringtune.schedule.units import Range
+from ringtune.techniques.offload import helped
 from tests.coordinator.planner.test_replicas import boards, job_of
 from tests.support.fake_agents import CALL_S, NO_TIMES, FakeCluster, Notes, facts, job
 from tests.support.plans import changed
@@ -218,3 +219,23 @@ def test_node_of_an_older_build_takes_no_part_where_state_moves() -> None:
     writing = changed(both, generation=Generation(rows=1, max_new_tokens=1, at_once=1))
     assert "does not know [generation];" in wire_problem(job(), writing, {"a": 5, "b": 6})
     assert wire_problem(job(), writing, {"a": 6, "b": 6}) == ""
+
+
+def test_technique_names_the_build_that_knows_it() -> None:
+    """Nodes of the number before it are named with what they do not know; those of that number have a part."""
+    plan = ring([("a", 0, 2), ("b", 2, 4)], ["a"])
+    helper = helped(plan, {"b": "z"})
+    of_users = helped(plan, {"a": "z", "b": "z"}, HelperSettings(users=ALONE))
+    audited, skipping = (
+        {"recovery.copies": "next", **more} for more in ({"audit.share": 0.02}, {"recovery.owners": "skip"})
+    )
+    for part, values, number, what in (
+        (changed(plan, initial="0" * 64), {}, 1, "adapter.from"),
+        (helper, audited, 8, "[audit] with helpers"),
+        (helped(plan, {"b": "z"}, HelperSettings(pairs=VELORA)), audited, 9, "[audit] with offload.pairs = 'velora'"),
+        (of_users, skipping, 8, "adapters of each user, whose owners may be left out"),
+    ):
+        submitted = job().with_overrides(values)
+        old, new = ({"a": 9, "b": each} for each in (number - 1, number))
+        assert what in wire_problem(submitted, part, old).partition("does not know ")[2]
+        assert wire_problem(submitted, part, new) == "" == wire_problem(job(), helper, {"b": 2})

@@ -64,7 +64,7 @@ def test_seconds_of_steps_have_no_evaluation_in_them() -> None:
     books, turn = ledger(), TURNS[0]
     step(books, turn, 0, 0.5, 101.0)
     step(books, turn, 1, 0.5, 102.0)
-    books.turn_done(turn)
+    assert [line["accuracy"] for line in books.turn_done(turn)] == [0.75, 0.75]
     at = turn.end_seq
     judging = dataclasses.replace(turn, kind=StepKind.EVALUATE, index=1, first_seq=at, num_items=2)
     for index, ended_unix_s in enumerate((105.0, 112.0)):

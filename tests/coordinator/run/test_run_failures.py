@@ -83,6 +83,7 @@ def test_run_whose_state_has_no_room_on_a_disk_is_refused_before_anything_is_mea
         ({"train_rows": 10**15}, r"node b: b.train_rows is 1000000000000000, it has to be at most 16,777,216; give"),
         ({"eval_rows": 1 << 24}, r"node b has 16,777,216 evaluation rows, 4,194,304 batches, .*; give it fewer rows"),
         ({"labels": ["x"] * (1 << 16) + ["y"]}, r"node b: b.labels has 65,537 entries, it may have 65,536; leave out"),
+        ({"rack": "x" * 2000}, r"node b: b.rack has 2,000 characters, it may have 1,000; shorten it"),
         ({"device": "x" * 2000}, r"node b: b.device has 2,000 characters, it may have 1,000; shorten it"),
         ({"block_forward_s": "fast"}, r"node b: block_forward_s has to be a number, but is the text 'fast'"),
     ],

@@ -136,6 +136,11 @@ def _of_other_kind(folder: Path) -> None:
     (folder / "adapter.json").write_text(json.dumps(content))
 
 
+def _of_the_first_layout(folder: Path) -> None:
+    content = json.loads((folder / "adapter.json").read_text())
+    (folder / "adapter.json").write_text(json.dumps({**content, **content.pop("parts")[0], "version": 1}))
+
+
 def _one_matrix(folder: Path) -> None:
     save_file(dict([min(_all(folder).items())]), folder / FILE)
 
@@ -180,6 +185,11 @@ def test_what_does_not_belong_to_the_model_is_refused(saved: Write, tmp_path: Pa
         (lambda folder: (folder / FILE).write_bytes(b"x"), MLP, "can't be read"),
         (lambda folder: (folder / FILE).unlink(), MLP, "can't be read"),
         (_of_other_kind, LINEAR, foreign),
+        (
+            _of_the_first_layout,
+            LINEAR,
+            "is not of the format 'ringtune-auxiliary', version 2; take the folder of a run",
+        ),
         (lambda folder: (folder / "adapter.json").write_text("{"), MLP, "adapter.json can't be read"),
         (lambda folder: (folder / "adapter.json").write_text("[]"), MLP, "adapter.json is no table"),
     ]
