@@ -129,7 +129,7 @@ def node(
     from ringtune.models.gguf import folder_of_gguf
     from ringtune.quantities import parse_bytes
 
-    logging.getLogger("edge").setLevel(logging.INFO)  # joins and runs are logged
+    logging.getLogger("edge").setLevel(min(logging.INFO, logging.getLogger().level))  # joins and runs are logged
     require_libraries()
     if metrics:
         require_metrics()
