@@ -129,7 +129,7 @@ def test_run_begins_without_a_host_whose_facts_can_not_be(
 def test_run_without_a_node_whose_facts_can_be_ends_with_the_facts_of_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is left to plan with."""
     tell_facts(monkeypatch, {"memory_bytes": -1})
-    with FakeCluster("b", agents={"b": {"rows": 0}}) as cluster, pytest.raises(IntegrityError, match="b.memory_bytes"):
+    with FakeCluster("b", agents={"b": {"rows": 0}}) as cluster, pytest.raises(IntegrityError, match="node b: b"):
         run(cluster, num_nodes=1)
 
 
