@@ -6,8 +6,9 @@ fits. The simulator then ranks the best few rings of all searches.
 Nodes that are alike get even slices in the order of their names: measured times of equal machines differ by some
 percent from start to start, and a plan made from them would differ each time without gain. If no link was measured,
 nodes count as alike if they report the same hardware, or if the seconds of their blocks differ by at most a factor
-``ALIKE``; all get the times of the middle one, and the median overhead of an action. The even split is taken unless
-another, with the same micro-batches and wire dtype, is predicted to be faster by more than a factor ``WORTH``.
+``ALIKE``; all get the times of the middle one, and the median overhead of an action (of two the lower). The even
+split is taken unless another, with the same micro-batches and wire dtype, is predicted to be faster by more than a
+factor ``WORTH``.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ def as_alike(nodes: Sequence[NodeFacts]) -> tuple[NodeFacts, ...] | None:
 
     Nodes are alike if they report the same hardware, threads and device, or if the slowest block takes at most
     ``ALIKE`` times the fastest. If any node was not measured all count as alike, with times of 1, or 2 for the backward
-    of a block with all parameters trained. What an action takes besides its work is the median of the nodes: another
-    process may have held one of them up while it measured.
+    of a block with all parameters trained. What an action takes besides its work is the lower median of the nodes:
+    another process may have held one of them up while it measured.
     """
     if any(not block_s(node) > 0 for node in nodes):
         backward_s = 1.0 if nodes[0].model.block_bytes else 2.0
@@ -58,7 +59,7 @@ def as_alike(nodes: Sequence[NodeFacts]) -> tuple[NodeFacts, ...] | None:
     tokens = [node.train_tokens for node in nodes if node.train_rows]
     mean_tokens = sum(tokens) / len(tokens) if tokens and all(tokens) else 0.0
     block_times_s = middle.block_forward_s, middle.block_graph_s, middle.block_backward_s
-    handling_s = statistics.median(node.handling_s for node in nodes)
+    handling_s = statistics.median_low(node.handling_s for node in nodes)
     return _with_times(nodes, _points(ranked), block_times_s, tokens=mean_tokens, handling_s=handling_s)
 
 

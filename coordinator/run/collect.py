@@ -128,6 +128,12 @@ class ExpectedResult(NamedTuple):
             return ()
         return tuple(name for name in result_of(self.job).files if name in (ADAPTER_FILE, BLOCKS_FILE, WEIGHTS_FILE))
 
+    def head_files(self) -> tuple[str, ...]:
+        """The files that the holder alone sends; users' adapters are checked apart."""
+        if self.sets():
+            return ()
+        return tuple(name for name in result_of(self.job).files if name in (HEAD_CONFIG_FILE, HEAD_FILE))
+
     def most_bytes(self, node: str) -> int:
         """Upper bound of the bytes that a node sends, whatever the names of its tensors."""
         numbers = max(self._numbers(self.model), *map(self._numbers, self.model.kinds), 0)
@@ -188,9 +194,9 @@ def check_part(
     totals: Mapping[str, Counter[int | None]],
 ) -> None:
     """Check the files of one node, and add them to what was ``seen`` and to ``totals``; raises ``IntegrityError``."""
-    missing = [path for path in wanted.paths() if path not in files]
     sends = (wanted.blocks(node) and not wanted.may_lack) or node == wanted.sends_invertible
-    if missing and sends:
+    needed = (*(wanted.paths() if sends else ()), *(wanted.head_files() if node == wanted.holder else ()))
+    if missing := [path for path in needed if path not in files]:
         raise _refused(f"node {node} sent no {missing[0]}")
     for path, content in sorted(files.items()):
         name, where = path.rpartition("/")[2], f"{path} of node {node}"

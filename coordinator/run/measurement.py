@@ -164,7 +164,7 @@ def link_of(pair: Pair, reply: control_pb2.MeasureLinkReply) -> LinkFacts:
     try:
         return LinkFacts(source=pair[0], target=pair[1], **figures)  # type: ignore[arg-type]
     except InvalidInputError as error:
-        raise IntegrityError(naming_node(pair[0], str(error))) from error
+        raise IntegrityError(naming_node(pair[0], f"{error}; use one version on all machines")) from error
 
 
 T = TypeVar("T")

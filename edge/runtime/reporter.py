@@ -24,6 +24,7 @@ Source: the clock filter of NTP (RFC 5905, section 10).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -40,7 +41,7 @@ import grpc
 
 from ringtune.engine import events as ev
 from ringtune.engine.events import Handled, Span
-from ringtune.errors import BusyError, internal_error
+from ringtune.errors import BusyError, IntegrityError, internal_error
 from ringtune.machine.resources import machine_load
 from ringtune.run_control.checkpoint import Shard
 from ringtune.schedule.actions import Op, format_action
@@ -270,6 +271,8 @@ class Reporter:
                     failure = error_of_call(error, peer="the coordinator")
                     code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
                     if not is_silence(error) and not isinstance(failure, BusyError):  # calls of others crowd it out
+                        if isinstance(failure, IntegrityError):
+                            self._tell_refusal(failure, has_trails=bool(request.trails))
                         self._on_refused(f"the coordinator refused a report: {code.name}")
                         return False
                     _LOG.debug("report not delivered (%s), trying again", code.name)
@@ -278,6 +281,14 @@ class Reporter:
             for mark in marks:
                 mark.event.set()
         return True
+
+    def _tell_refusal(self, failure: IntegrityError, *, has_trails: bool) -> None:
+        """Report a report that was too long as an error of this node; else others would only miss it."""
+        remedy = "; lower train.local_iterations, as [audit] tells all of a turn at once" if has_trails else ""
+        request = control_pb2.ReportRequest(run_id=self._run_id, node=self._node, number=next(self._numbers))
+        request.error, request.message = IntegrityError.__name__, f"a report can't be sent: {failure}{remedy}"
+        with contextlib.suppress(grpc.RpcError):
+            self._send(request)
 
     def _request(self) -> tuple[control_pb2.ReportRequest, list[Flushed]]:
         request = control_pb2.ReportRequest(run_id=self._run_id, node=self._node, number=next(self._numbers))

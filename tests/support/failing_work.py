@@ -1,18 +1,16 @@
 """A run's executor and links that fail where a failpoint says.
 
-The places are ``forward``, ``backward`` and the other names of operations, each ``after`` one too, ``after repeat`` of
-an audit, ``send h``, ``receive h`` and those of the other payloads.
+The places are ``forward``, ``backward`` and the other names of operations, each ``after`` one too, ``send h``,
+``receive h`` and those of the other payloads.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
 
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
-from ringtune.techniques.audit import is_tag
 from tests.support import failpoints
 from tests.support.failpoints import Failure
 
@@ -93,19 +91,6 @@ def failing_run(make: Callable[..., Any]) -> Callable[..., Any]:
 
     def made(*, executor: Any, links: Any, **more: Any) -> Any:
         around = {name: FailingLink(link) for name, link in links.items()}
-        run = make(executor=FailingExecutor(executor), links=around, **more)
-        inner = run.call
-
-        def call(function: Callable[[], Any], *, timeout_s: float, what: str) -> Any:
-            found = inner(function, timeout_s=timeout_s, what=what)
-            order = failpoints.reached("after repeat") if what.endswith("to be repeated") else None
-            if order is None or order.failure is not Failure.SCALE:
-                return found
-            wrong = {name: result._replace(found="0" * 64, distance=1e-3) for name, result in found.results.items()}
-            right = {name: result for name, result in found.results.items() if is_tag(name)}
-            return dataclasses.replace(found, results=wrong | right)
-
-        run.call = call
-        return run
+        return make(executor=FailingExecutor(executor), links=around, **more)
 
     return made

@@ -10,7 +10,6 @@ with the name of the process, as ``node-1``, orders one failure::
     call Report 2 drop-reply      the second report reaches the coordinator, but its answer does not come back
     after backward 3 spoil        a gradient is infinite after the third backward
     after backward 3 scale        the gradients are multiplied by 1.001 after the third backward
-    after repeat 3 scale          it says that the third work of another host that it repeats was wrong
 
 A failure happens once: its file gets the suffix ``.done`` in the moment before. The file may come, go and change while
 the process runs. Places are counted from when the file is there. Precedent: the failpoints of etcd (gofail).

@@ -154,8 +154,8 @@ _EVEN_SHARE = 0.75
 
 
 def has_rate(num_bytes: int, seconds: float, at_s: float) -> bool:
-    """Whether a message was large and long enough for a rate, and its times are finite."""
-    has_times = MIN_S <= seconds < math.inf and math.isfinite(at_s)
+    """Whether a message was large and long enough for a rate, not below that of any link, and its times are finite."""
+    has_times = MIN_S <= seconds <= num_bytes / 2 and math.isfinite(at_s)
     # at_s may be so large that the subtraction is lost in rounding
     return num_bytes >= MIN_BYTES and has_times and at_s - seconds / 2 < at_s
 

@@ -447,7 +447,7 @@ class RunStateMachine:
         node = event.node
         if node not in self._nodes:
             return
-        if node not in self._spare:
+        if node not in self._spare or self._nodes == (node,):
             self._fail(event.error, event.message)
             return
         self._nodes = tuple(other for other in self._nodes if other != node)

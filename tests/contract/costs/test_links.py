@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -84,12 +84,15 @@ def test_links_that_a_run_hardly_used_are_not_shown_by_it() -> None:
     assert shown[0].rate_bytes_per_s == pytest.approx(5e6, rel=0.01)
 
 
-@cases("at_s", [1e17, -1e300, 1e300, float("inf"), float("nan")])
-def test_links_leave_out_messages_at_no_time(at_s: float) -> None:
-    """A node reports a time so far away that the seconds of its message are lost in it: its links stay."""
+_AT_NO_TIME: Final = [(0.05, at_s) for at_s in (1e17, -1e300, 1e300, float("inf"), float("nan"))]
+
+
+@cases(("seconds", "at_s"), [*_AT_NO_TIME, (1e6, 5.0), (float("inf"), 5.0), (float("nan"), 5.0)])
+def test_links_leave_out_messages_at_no_time_or_as_slow_as_none(seconds: float, at_s: float) -> None:
+    """A time so far away that the seconds of a message are lost in it, or less than 1 byte/s: its links stay."""
     links = RecordedLinks()
     for _ in range(40):
-        links.add("a", "b", 200_000, 0.05, at_s=at_s)
+        links.add("a", "b", 200_000, seconds, at_s=at_s)
     assert links.links((KNOWN,)) == (KNOWN,)
 
 

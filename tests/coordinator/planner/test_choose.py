@@ -256,18 +256,21 @@ def test_alike_nodes_share_what_only_some_of_them_measured() -> None:
 
 
 def test_alike_nodes_keep_their_slices_though_one_was_held_up_while_it_measured() -> None:
-    """On one machine, with so little work that 0.1 s of each action besides its work would decide: whichever it was."""
+    """Of two on one machine, with so little work that 0.1 s of each action besides it would decide."""
     nodes = {
         name: dataclasses.replace(
-            device(name, num_blocks=8, tokens=TOKENS, rows=rows).at_pace(0.01), has_messages=False, handling_s=1e-4
+            device(name, num_blocks=8, tokens=TOKENS, rows=rows).at_pace(0.05), has_messages=False, handling_s=1e-4
         )
         for name, rows in (("a", 40), ("b", 0))
     }
     links = with_assumed("ab", {"a": "x", "b": "x"}, ())
     slices = set[tuple[Slice, ...]]()
-    for name in "ab":
-        held_up = {**nodes, name: dataclasses.replace(nodes[name], handling_s=0.1)}
-        slices.add(make_plan(wanted(), held_up, links=links, effort=QUICK).plan.placement.slices)
+    for handling_s in ({}, {"a": 0.1}, {"b": 0.1}):
+        measured = {
+            name: dataclasses.replace(facts, handling_s=handling_s.get(name, facts.handling_s))
+            for name, facts in nodes.items()
+        }
+        slices.add(make_plan(wanted(), measured, links=links, effort=QUICK).plan.placement.slices)
     assert len(slices) == 1
 
 

@@ -146,6 +146,9 @@ def test_part_that_is_not_as_planned_is_refused() -> None:
             check("b", tensors)
         text = str(caught.value)
         assert message in text and "node b" in text and len(text) < 600 and text.isprintable(), message
+    # The holder alone has the head, so it is the one that lacks
+    with pytest.raises(IntegrityError, match=r"node a sent no head_config\.json; .*resume the run"):
+        check_parts({"a": {"adapter.safetensors": Pieces.of(save(blocks(0, 1)))}, "b": {}}, WANTED)
 
 
 BAD_PARTS: list[tuple[dict[str, Any] | None, str]] = [
@@ -267,7 +270,8 @@ def test_private_blocks_come_from_the_holder_and_replicas_from_the_first() -> No
     """Who hosts the same as another one sends no block; nobody but the holder sends a private one."""
     plan = make_plan([("a", 1, 4), ("b", 1, 4)], ["a", "b"], private_blocks=1)
     wanted = WANTED._replace(part=plan)
-    files: dict[str, dict[str, Pieces]] = {"a": {"adapter.safetensors": Pieces.of(save(blocks(0, 1, 2, 3)))}, "b": {}}
+    own = {"adapter.safetensors": save(blocks(0, 1, 2, 3)), **HEAD}
+    files: dict[str, dict[str, Pieces]] = {"a": {name: Pieces.of(content) for name, content in own.items()}, "b": {}}
     check_parts(files, wanted)
     with pytest.raises(IntegrityError, match=r"node b sent adapter\.safetensors"):
         check_parts({**files, "b": {"adapter.safetensors": Pieces.of(save(blocks(0)))}}, wanted)

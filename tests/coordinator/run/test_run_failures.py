@@ -127,6 +127,13 @@ def test_run_begins_without_a_host_whose_facts_can_not_be(
     assert any(f"node b: {why}" in note and note.endswith("the run begins without node b") for note in outcome.notes)
 
 
+def test_run_without_a_node_whose_facts_can_be_ends_with_the_facts_of_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is left to plan with."""
+    tell_facts(monkeypatch, {"memory_bytes": -1})
+    with FakeCluster("b", agents={"b": {"rows": 0}}) as cluster, pytest.raises(IntegrityError, match="node b: b"):
+        run(cluster, num_nodes=1)
+
+
 @pytest.mark.promise("6 every wait ends")
 def test_run_whose_last_files_fail_by_a_bug_ends_for_its_submitter(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last event comes all the same, and says what failed."""

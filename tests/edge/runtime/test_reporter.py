@@ -250,6 +250,21 @@ def test_reporter_stops_when_nobody_wants_the_run() -> None:
     assert refused == ["the coordinator refused a report: FAILED_PRECONDITION"]
 
 
+def test_reporter_tells_why_a_report_is_refused_as_too_long() -> None:
+    """The error is the node's own, so that the coordinator does not learn of its end by the links of others."""
+    refused: list[str] = []
+    calls = ReportCalls(grpc.StatusCode.OUT_OF_RANGE)
+    reporter = make_reporter(calls, refused)
+    reporter.put(rp.AuditTrail(1, "{}"))
+    reporter.put(rp.TurnDone(1))
+    reporter._thread.join(WAIT_S)
+    assert refused == ["the coordinator refused a report: OUT_OF_RANGE"]
+    (told,) = calls.requests
+    assert told.number == calls.tries[0].number + 1 and told.error == "IntegrityError" and not told.lost_peer
+    assert told.message.startswith("a report can't be sent: the coordinator: OUT_OF_RANGE")
+    assert told.message.endswith("lower train.local_iterations, as [audit] tells all of a turn at once")
+
+
 def test_reporter_ends_the_run_when_reports_fail_by_a_bug() -> None:
     """An error that is none of a call does not end in silence."""
     refused: list[str] = []
