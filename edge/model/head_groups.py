@@ -637,12 +637,11 @@ class _ActiveOutputs(torch.autograd.Function):
         ranges: Ranges,
         projection: Projection | None,
     ) -> Any:
-        rows = _flat(x)
-        y = rows.new_empty(rows.shape[0], _width(ranges))
-        for (start, stop), part in _range_parts(y, ranges):
+        rows, y = _flat(x), x.new_empty(*x.shape[:-1], _width(ranges))  # no view: OLMo clips it in place
+        for (start, stop), part in _range_parts(_flat(y), ranges):
             mm_into(part, rows, weight[start:stop].t(), bias=None if bias is None else bias[start:stop])
         _save(ctx, rows, weight, ranges, projection)
-        return y.view(*x.shape[:-1], -1)
+        return y
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -676,12 +675,11 @@ class _ActiveInputs(torch.autograd.Function):
         ranges: Ranges,
         projection: Projection | None,
     ) -> Any:
-        rows = _flat(x)
-        y = rows.new_empty(rows.shape[0], weight.shape[0])
+        rows, y = _flat(x), x.new_empty(*x.shape[:-1], weight.shape[0])
         for at, ((start, stop), part) in enumerate(_range_parts(rows, ranges)):
-            mm_into(y, part, weight[:, start:stop].t(), bias=bias if at == 0 else None, add=at > 0)
+            mm_into(_flat(y), part, weight[:, start:stop].t(), bias=bias if at == 0 else None, add=at > 0)
         _save(ctx, rows, weight, ranges, projection)
-        return y.view(*x.shape[:-1], -1)
+        return y
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:

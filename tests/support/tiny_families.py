@@ -175,6 +175,7 @@ GENERIC: dict[str, dict[str, Any]] = {
     "falcon": {"multi_query": True},
     "granite": {"logits_scaling": 4.0, "embedding_multiplier": 3.0, "residual_multiplier": 0.5},
     "cohere": {"logit_scale": 0.5},
+    "olmo": {"clip_qkv": 1.0},
     "mpt": {"logit_scale": None},
     "ernie4_5_moe": {"moe_layer_end_index": 3, "moe_layer_interval": 1},
     "diffllama": {"num_key_value_heads": 4},

@@ -189,7 +189,7 @@ class _Tap(torch.autograd.Function):
     ) -> Any:
         ctx.save_for_backward(x, signs)
         ctx.pairs, ctx.facts = pairs, facts
-        return y.view_as(y)
+        return y.detach()  # shares y, and may be changed in place, as OLMo clips it
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:

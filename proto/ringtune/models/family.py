@@ -325,8 +325,8 @@ class Family:
         joined: whether attention and feed-forward part read one tensor, in every model or in some.
         twice: matrices that multiply something else besides the block's hidden state, such as relative positions.
         apart: whether queries, keys and values are made of different tensors, as in latent attention.
-        unfitted: matrices beside which no helper fits adapters: they read the tokens of all rows as one list, their
-            output is changed in place, or they are applied several times.
+        unfitted: matrices beside which no helper fits adapters: they read the tokens of all rows as one list, or they
+            are applied several times.
         head: name of the language model's head in its class.
         since: first version of transformers that has it.
         passed: config -> what blocks pass on besides one hidden state; None = nothing.

@@ -454,7 +454,7 @@ GENERIC: Final = (
     _row("ernie4_5_moe", "Ernie4_5_Moe", _EXPERTS, tied=True),
     _row("exaone4", "Exaone4"),
     _row("exaone_moe", "ExaoneMoe", _EXPERTS, since=5),
-    _row("falcon", "Falcon", _FALCON, tied=True, joined=True, unfitted=("down",), **{**_GPT, **_WORDS}),
+    _row("falcon", "Falcon", _FALCON, tied=True, joined=True, **{**_GPT, **_WORDS}),
     _row("flex_olmo", "FlexOlmo", _EXPERTS),
     _row(
         "gemma3n_text",
