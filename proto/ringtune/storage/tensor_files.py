@@ -120,14 +120,23 @@ def _header_and_metadata(
 def header_bytes(
     tensors: Mapping[str, tuple[str, Sequence[int]]], *, metadata: Mapping[str, str] | None = None
 ) -> bytes:
-    """Return length and header of a file with these tensors in order: name -> (type, shape)."""
+    """Return length and header of a file with these tensors in order: name -> (type, shape).
+
+    Raises ``StorageError`` where the header would be longer than any that is read.
+    """
     header: dict[str, object] = {"__metadata__": metadata} if metadata else {}
     at = 0
     for name, (dtype, shape) in tensors.items():
         end = at + (stored_bytes(dtype, shape) or 0)
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, end]}
         at = end
-    return _aligned(json.dumps(header, separators=(",", ":")).encode())
+    text = _aligned(json.dumps(header, separators=(",", ":")).encode())
+    if len(text) - 8 > MAX_HEADER_BYTES:
+        raise StorageError(
+            f"a file of {len(tensors):,} tensors would have a header of {len(text):,} bytes, and at most "
+            f"{MAX_HEADER_BYTES:,} are read; give a node fewer blocks, or the run fewer users"
+        )
+    return text
 
 
 def _aligned(text: bytes) -> bytes:

@@ -23,6 +23,7 @@ from ringtune.storage.tensor_files import (
     TensorInfo,
     TensorPieces,
     _main,
+    header_bytes,
     read_safetensors_header,
     write_aligned,
     write_tensors,
@@ -184,6 +185,17 @@ def test_written_file_is_what_the_library_reads() -> None:
     backwards = write_tensors(dict(reversed(tensors.items())), metadata={"format": "pt"})
     assert bytes(backwards) == bytes(content)
     assert content.size_bytes == len(bytes(content))
+
+
+def test_file_that_nobody_would_read_is_not_written() -> None:
+    """Of the longest headers one is read, and one more character is refused before there is a file."""
+    longest = MAX_HEADER_BYTES - MAX_HEADER_BYTES % ALIGNMENT - ALIGNMENT
+    name = "x" * (longest - len(header_bytes({"": ("U8", (0,))})) - ALIGNMENT)
+    header = header_bytes({name: ("U8", (0,))})
+    assert len(header) > longest - 3 * ALIGNMENT
+    assert list(TensorFile(HeldPieces([header]), where="long").infos) == [name]
+    with pytest.raises(StorageError, match=r"a file of 1 tensors would have a header of .* give a node fewer blocks"):
+        header_bytes({name + "x" * 5 * ALIGNMENT: ("U8", (0,))})
 
 
 def test_tensor_of_a_written_file_is_read_without_the_others() -> None:
