@@ -204,6 +204,9 @@ def test_ledger_without_evaluation_says_so() -> None:
     # Totals come from another machine and may miss a figure
     with pytest.raises(IntegrityError, match="totals of node a"):
         ledger().add_totals("a", {"peak_rss_bytes": 1})
+    figures = dict.fromkeys(("peak_rss_bytes", "hosted_bytes", "cpu_s", "peak_versions", "peak_version_bytes"), 1)
+    (books := ledger()).add_totals("a", {**figures, "device": "\x1b[2J" * 99_999})
+    assert books.nodes["a"].device.isprintable() and len(books.nodes["a"].device) < 999
     # No rows, no mean
     assert mean({}, "loss_sum") is None
     assert mean({"count": 2.0, "loss_sum": 3.0}, "loss_sum") == 1.5
