@@ -134,8 +134,10 @@ def texts_on_ring(
     job = dataclasses.replace(evaluation_job(run, data), generation=dataclasses.replace(settings, loss=False))
     try:
         with _evaluated(run, job, address, join_s=join_s, insecure=insecure, options=options) as (_, states):
-            (file,) = states.glob(f"*/*/{TEXTS}")
-            texts = file.open("rb")  # outlives its folder
+            files = list(states.glob(f"*/*/{TEXTS}"))
+            if len(files) != 1:
+                raise IntegrityError("the coordinator ended the run without a text; use one version on all machines")
+            texts = files[0].open("rb")  # outlives its folder
     except PeerLostError as error:
         again = "texts that were begun are kept nowhere: type the command again, it takes the nodes that are there"
         raise type(error)(f"{error}; {again}") from error

@@ -14,7 +14,7 @@ from typing import Any, Final
 from coordinator.api.text_process import LineProcess, command_of
 from coordinator.api.user_adapters import adapter_of, require_user
 from coordinator.client.saved_run import SavedRun, evaluation_job
-from ringtune.errors import UsageError
+from ringtune.errors import IntegrityError, UsageError
 from ringtune.hints import hint_to_install
 from ringtune.models.family import LANGUAGE_TASKS
 
@@ -64,11 +64,15 @@ def harness(
                 figures = line.get("tasks", figures)
                 if "done" in line and str(line["done"]).strip("0") == "1":
                     tell(f"lm-eval: {line['done']:,} requests")
+        if not figures:
+            raise IntegrityError("lm-eval ended without figures; look whether code of a task ends the process")
         return figures
 
 
 def lines_of(figures: Figures) -> Iterator[str]:
     """Write the figures, those of a task in one line; an error beside its figure, and the number of rows at the end.
+
+    A figure that is no finite number is a dash.
 
     Example: ``{"piqa": {"sample_len": 9, "acc,none": 0.5, "acc_stderr,none": 0.01}}`` gives "piqa: acc 0.5000 +- 0.0100
     on 9 rows".
@@ -77,11 +81,12 @@ def lines_of(figures: Figures) -> Iterator[str]:
         parts = []
         for key, value in values.items():
             name, _, kind = key.partition(",")
-            if name.endswith("_stderr") or name == "sample_len" or not isinstance(value, int | float):
+            if name.endswith("_stderr") or name == "sample_len" or isinstance(value, str):
                 continue
             error = values.get(f"{name}_stderr,{kind}")
             spread = f" +- {error:.4f}" if isinstance(error, float) else ""
-            parts.append(f"{name}{f' ({kind})' if kind not in ('', 'none') else ''} {value:.4f}{spread}")
+            number = "-" if value is None else f"{value:.4f}"
+            parts.append(f"{name}{f' ({kind})' if kind not in ('', 'none') else ''} {number}{spread}")
         count = values.get("sample_len")
         rows = f" on {count:,} rows" if isinstance(count, int) else ""
         yield f"{task}: {', '.join(parts) or 'no figures'}{rows}"

@@ -27,7 +27,7 @@ from coordinator.api.text_process import LineProcess, command_of
 from coordinator.api.user_adapters import adapter_of, require_user
 from coordinator.client.saved_run import SavedRun, evaluation_job, read_run, read_run_file, with_data
 from coordinator.screen.progress import Progress, WaitNotice
-from ringtune.errors import DataError, RingTuneError, UsageError
+from ringtune.errors import DataError, IntegrityError, RingTuneError, UsageError
 from ringtune.job.job import Job
 from ringtune.job.rows import account_of, answers_of, input_columns, is_plain_text, list_pictures, task_rows
 from ringtune.models.family import (
@@ -44,7 +44,7 @@ from ringtune.storage.arrow_files import is_arrow
 from ringtune.storage.durable import check_writable, put_other_aside, replacing, write_durably
 from ringtune.storage.text_files import read_text, resolved
 from ringtune.techniques.generation import MAX_ROWS, GenerationSettings
-from ringtune.texts import counted
+from ringtune.texts import counted, inert
 
 
 class RowPrediction(NamedTuple):
@@ -87,10 +87,12 @@ class CheckedRows(NamedTuple):
     Attributes:
         notes: sentences on how it was read, and on rows left out.
         columns: of all rows together, in the order in which the file has them; empty where it has none.
+        num_texts: rows that a language model continues.
     """
 
     notes: Sequence[str]
     columns: Sequence[str] = ()
+    num_texts: int = 0
 
 
 def check_request(run: SavedRun, data: Path, how: Sampling, user: str, ring: Ring | None = None) -> CheckedRows:
@@ -114,7 +116,12 @@ def check_request(run: SavedRun, data: Path, how: Sampling, user: str, ring: Rin
         raise UsageError(f"temperature is {how.temperature:g}, it has to be in [0, {MAX_TEMPERATURE:g}]")
     if not 0 <= how.seed < 1 << 31:
         raise UsageError(f"seed is {how.seed}, it has to be at least 0 and below {1 << 31}")
-    return _check_rows(data, run.job)
+    checked = _check_rows(data, run.job)
+    if ring is not None and checked.num_texts > MAX_ROWS:
+        raise DataError(
+            f"{data} has {checked.num_texts:,} rows, and nodes write at most {MAX_ROWS:,} texts; divide the file"
+        )
+    return checked
 
 
 def _check_rows(path: Path, job: Job) -> CheckedRows:
@@ -123,14 +130,16 @@ def _check_rows(path: Path, job: Job) -> CheckedRows:
         return CheckedRows(list_pictures(path, has_classes=False).lines_left_out() if path.is_dir() else ())
     if job.model.task == CAUSAL_LM and is_plain_text(path):
         text, note = read_text(path, job.data.encoding)
-        blank = sum(not line.strip() for line in text.splitlines())
-        return CheckedRows([note] * bool(note) + [f"{blank:,} blank lines of {path} are left out"] * bool(blank))
+        lines = text.splitlines()
+        blank = sum(not line.strip() for line in lines)
+        notes = [note] * bool(note) + [f"{blank:,} blank lines of {path} are left out"] * bool(blank)
+        return CheckedRows(notes, num_texts=len(lines) - blank)
     account = account_of(path, job.data, is_own=True)
     usable = sum(1 for _ in task_rows(path, job.model.task, job.data, account, with_targets=False))
     account.check()
     if not usable:
         raise DataError(f"{path} has no rows; give it rows to predict for")
-    return CheckedRows([*account.notes, *account.lines_left_out()], account.columns)
+    return CheckedRows([*account.notes, *account.lines_left_out()], account.columns, usable)
 
 
 def predict_rows(
@@ -245,15 +254,20 @@ class JsonWriter:
 
     def add(self, found: RowPrediction) -> None:
         """Write a row; probabilities are an object; raises ``DataError``."""
-        self._file.write(json.dumps({**self._head, **joined(found)}, ensure_ascii=False) + "\n")
+        # an event may be shown by a terminal
+        self._file.write(json.dumps({**self._head, **joined(found)}, ensure_ascii=bool(self._head)) + "\n")
         self._file.flush()
 
 
 class CsvWriter:
-    """Writes comma-separated lines after a header; ``file`` is opened with ``newline=""``."""
+    """Writes comma-separated lines after a header; ``file`` is opened with ``newline=""``.
+
+    On a terminal nothing in them is obeyed: other machines may have written them.
+    """
 
     def __init__(self, file: IO[str]) -> None:
         self._file, self._csv = file, csv.writer(file)
+        self._safe: Callable[[str], str] = inert if file.isatty() else str
         self._header: list[str] = []
 
     def add(self, found: RowPrediction) -> None:
@@ -269,13 +283,13 @@ class CsvWriter:
         )
         if not self._header:
             self._header = list(line)
-            self._csv.writerow(self._header)
+            self._csv.writerow(map(self._safe, self._header))
         if line.keys() != set(self._header):
             other = next(iter(line.keys() ^ set(self._header)))
             raise DataError(
                 f"rows differ in column {other!r}, which csv can't say; write .jsonl with --save FILE.jsonl"
             )
-        self._csv.writerow([_cell(line[name]) for name in self._header])
+        self._csv.writerow([self._safe(_cell(line[name])) for name in self._header])
         self._file.flush()
 
 
@@ -298,7 +312,8 @@ def writer_to(path: Path, data: Path, tell: Callable[[str], object]) -> Iterator
         raise UsageError(f"--save {path} would replace the rows; give it another name")
     check_writable(path)
     with replacing(path) as content:
-        file = io.TextIOWrapper(content, encoding="utf-8", newline="")
+        # a name of a file may have bytes that are no text
+        file = io.TextIOWrapper(content, encoding="utf-8", errors="backslashreplace", newline="")
         try:
             yield CsvWriter(file) if suffix == ".csv" else JsonWriter(file)
         finally:
@@ -460,13 +475,20 @@ def predict(
             every = predict_rows(saved, rows, how, model=base, user=user, ring=ring, tell=tell)
             with WaitNotice(f"loading the model of {folder}"):
                 first = list(itertools.islice(every, 1))
+            num_found = 0
             for found in (each._replace(columns=checked.columns) for each in itertools.chain(first, every)):
+                num_found += 1
                 if writer is not None:
                     writer.add(found)
                 if take is not None:
                     take(found)
                 else:
                     table.append(joined(found))
+            if ring is not None and num_found != checked.num_texts:
+                raise IntegrityError(
+                    f"the nodes of {coordinator} have written texts of {num_found:,} of {checked.num_texts:,} rows; "
+                    "call it again, with one version on all machines"
+                )
     return Table(table)
 
 

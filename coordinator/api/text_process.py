@@ -110,8 +110,7 @@ class LineProcess:
     def error(self) -> RingTuneError | None:
         """Return the error of a process that has closed its output; None if it has ended well."""
         code = self._process.wait(_END_S)
-        output = self._log.read_text(encoding="utf-8", errors="replace")[-4096:]
-        return exit_error(self._what, code, output, log=self._log) if code else None
+        return exit_error(self._what, code, log=self._log) if code else None
 
 
 class Ready(NamedTuple):

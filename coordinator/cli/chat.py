@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as json_module
-import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -12,13 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from ringtune import options
+from ringtune.texts import inert
 
 if TYPE_CHECKING:
     from coordinator.web.completions import Answering
 
 MAX_CHARACTERS: Final = 1 << 20
-_OBEYED: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""Characters that a terminal obeys; a model may write them."""
 
 
 def chat(
@@ -131,7 +129,7 @@ class Talk:
                     raise DataError(event["refused"])
                 if "piece" in event:
                     answer["text"] += event["piece"]
-                    self._show(_OBEYED.sub(lambda sign: sign[0].encode("unicode_escape").decode(), event["piece"]))
+                    self._show(inert(event["piece"]))
                 answer |= event.get("began", {}) | event.get("ended", {})
         except KeyboardInterrupt:
             if not is_lenient:

@@ -385,10 +385,18 @@ def _hear_until_it_trains(call: Any, outcome: Outcome) -> None:
 
 
 def _hear(call: Iterable[control_pb2.RunEvent], outcome: Outcome, sinks: Sequence[EventSink]) -> None:
-    """Pass every event to the outcome first, then to the sinks."""
+    """Pass every event to the outcome first, then to the sinks.
+
+    Raises:
+        IntegrityError: one lacks a field, or has another thing there.
+    """
     for event in call:
-        outcome(event)
-        for sink in sinks:
-            sink(event)
+        try:
+            outcome(event)
+            for sink in sinks:
+                sink(event)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            what = f"{event.WhichOneof('event')} that is not readable ({type(error).__name__}: {error})"
+            raise IntegrityError(f"the coordinator sent {what}; use one version on all machines") from error
         if outcome.error is not None:
             break

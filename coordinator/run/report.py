@@ -36,6 +36,7 @@ from ringtune.schedule.units import units_text
 from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.activation_checkpointing import SlicePolicy
 from ringtune.techniques.generation import generation_figures
+from ringtune.texts import MAX_NAME, printable
 from ringtune.transport.codecs import total_of
 
 _LARGEST_EXPONENT = 700.0
@@ -226,7 +227,7 @@ class RunLedger:
         entry = self.nodes[node]
         try:
             entry.peak_rss_bytes = max(entry.peak_rss_bytes, int(total_of(totals, "peak_rss_bytes")))
-            entry.device = str(totals.get("device", ""))
+            entry.device = printable(str(totals.get("device", "")), most=MAX_NAME)
             if "device_bytes" in totals:
                 entry.device_bytes = int(total_of(totals, "device_bytes"))
                 entry.peak_device_bytes = max(entry.peak_device_bytes, int(total_of(totals, "peak_device_bytes")))

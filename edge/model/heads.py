@@ -30,7 +30,7 @@ from edge.model.prediction_heads import Head, ModelWithHead
 from edge.model.skeleton import Skeleton, without_weights
 from edge.model.tensor_files import SafetensorsFiles, first_not_finite
 from ringtune.costs.memory_sizes import MAX_LOGIT_BYTES, logits_fit
-from ringtune.errors import ModelError
+from ringtune.errors import DivergedError, ModelError
 from ringtune.models.families import family_named
 from ringtune.models.family import (
     CAUSAL_LM,
@@ -195,11 +195,25 @@ class Task(abc.ABC):
 
 
 def text_logits(head: Head, last_BTD: torch.Tensor) -> torch.Tensor:
-    """Compute the logits (T, V) of the token after each of a text of one row, float32 on the CPU."""
+    """Compute the logits (T, V) of the token after each of a text of one row, float32 on the CPU.
+
+    Raises:
+        DivergedError: none of a token's is the largest.
+    """
     logits_BTV, cap = head(last_BTD), head.logit_cap
     capped_BTV = cap * torch.tanh(logits_BTV / cap) if cap else logits_BTV
     found: torch.Tensor = capped_BTV[0].float().cpu()
-    return found
+    return require_largest(found)
+
+
+def require_largest(logits: torch.Tensor) -> torch.Tensor:
+    """Return logits; raises ``DivergedError`` where the largest along the last dimension is NaN or infinite."""
+    if not torch.isfinite(logits.amax(dim=-1)).all():
+        raise DivergedError(
+            "logits of the head are NaN or infinite, which predict nothing; set model.dtype = 'float32' in the run's "
+            "job.toml if that is float16, or train again with a lower train.learning_rate"
+        )
+    return logits
 
 
 class Classes(Task):

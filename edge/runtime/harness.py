@@ -37,8 +37,9 @@ from edge.machine.libraries import load_libraries
 from edge.runtime.inference import Sampling, WholeModel, ends_of_text, next_tokens
 from ringtune.errors import DataError, RingTuneError
 from ringtune.job.job import Job, load_job
-from ringtune.machine.process import exit_code_of
+from ringtune.machine.process import exit_code_of, keep_output
 from ringtune.machine.resources import usable_cores
+from ringtune.texts import MAX_NAME, printable
 
 T = TypeVar("T")
 APPLY_CHAT_TEMPLATE: Final = "--apply-chat-template"
@@ -129,6 +130,8 @@ class HarnessModel:
             top_k=int(settings.get("top_k") or 0),
             top_p=float(settings.get("top_p") or 1.0),
         )
+        if how.temperature < 0:
+            raise DataError(f"a task draws with temperature {how.temperature:g}; it has to be at least 0")
         ids = (self._encode(context) or [self._begin()])[count - longest :]
         # lm-eval decodes an answer alone: some tokenizers drop the blank at its front
         pieces, text = TextPieces(self._tokenizer, (), [until] if isinstance(until, str) else until), ""
@@ -204,13 +207,23 @@ def results(
         evaluated = simple_evaluate(
             model=model, tasks=list(tasks), task_manager=manager, log_samples=False, apply_chat_template=is_chat
         )
+        named = evaluated["results"].items()
+        return {
+            str(name): {str(key): figure(value) for key, value in one.items() if key != "alias"} for name, one in named
+        }
     except RingTuneError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         what = f"lm-eval: {type(error).__name__}: {error}"
         raise DataError(f"{what}; look whether it knows the tasks ('lm-eval ls tasks'), and has their data") from error
-    named = evaluated["results"].items()
-    return {name: {key: value for key, value in one.items() if key != "alias"} for name, one in named}
+
+
+def figure(value: Any) -> float | str | None:
+    """Make a figure of lm-eval one of JSON: a number, also of numpy's types, None if it is not finite, or a text."""
+    value = value.item() if hasattr(value, "item") and getattr(value, "size", 1) == 1 else value
+    if isinstance(value, int | float):
+        return value if abs(value) <= sys.float_info.max else None
+    return printable(str(value), most=MAX_NAME)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -225,7 +238,7 @@ def main(arguments: Sequence[str]) -> int:
         write({"done": count})
 
     def write(line: dict[str, Any]) -> None:
-        output.write(json.dumps(line, default=str) + "\n")
+        output.write(json.dumps(line) + "\n")
         output.flush()
 
     def evaluate() -> None:
@@ -241,4 +254,5 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    keep_output()
     sys.exit(main(sys.argv[1:]))

@@ -31,7 +31,7 @@ from edge.data.text_pieces import Ends, TextPieces, ends_with
 from edge.data.tokens import Batch, RowFaultError, Text, check_ids, load_tokenizer, prompt_ids
 from edge.machine.libraries import load_libraries
 from edge.model.frozen_weights import FrozenFiles
-from edge.model.heads import task_of, text_logits
+from edge.model.heads import require_largest, task_of, text_logits
 from edge.model.key_values import KeyValueCache, most_bytes
 from edge.model.owner import head_input, inverse_of
 from edge.model.result import load_saved
@@ -167,7 +167,7 @@ class WholeModel:
         batch = batch.to(self._device)
         last_BTD, more = self._last(batch)
         logits: torch.Tensor = self._head(last_BTD, **more)
-        return logits
+        return require_largest(logits)
 
     def check_ids(self, ids: Sequence[int]) -> None:
         """Refuse tokens beyond the embedding; raises ``ModelError``."""

@@ -13,6 +13,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from ringtune.texts import inert
+
 COORDINATOR_VARIABLE: Final = "RINGTUNE_COORDINATOR"
 DEFAULT_COORDINATOR: Final = "127.0.0.1:7070"
 """Default address at which ``ringtune coordinator`` listens and other commands connect."""
@@ -161,5 +163,5 @@ WireChoices = Annotated[
 def show(value: Mapping[str, Any] | list[dict[str, Any]], lines: Iterable[str], *, as_json: bool) -> None:
     """Print the result of a command: ``lines``, or with ``--json`` each object of ``value`` on a line."""
     objects = [value] if isinstance(value, Mapping) else value
-    for line in map(json.dumps, objects) if as_json else lines:
+    for line in map(json.dumps, objects) if as_json else map(inert, lines):
         typer.echo(line)

@@ -24,6 +24,14 @@ MAX_NAME: Final = 120
 _HIDDEN: Final = re.compile(r"[^\S\n ]|[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 
 
+_OBEYED: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]|\r(?!\n)")
+
+
+def inert(text: str) -> str:
+    r"""Escape what a terminal obeys; blanks, line ends and characters that are joined stay as they are."""
+    return _OBEYED.sub(lambda sign: sign[0].encode("unicode_escape").decode(), text)
+
+
 def printable(text: str, *, most: int = MAX_CHARACTERS) -> str:
     r"""Escape control characters other than line ends, and cut the middle out of a longer text.
 

@@ -50,7 +50,7 @@ def pair_of(name: str) -> tuple[int, int] | None:
 
 
 def table_of(values: Mapping[str, float], num_classes: int) -> Table:
-    """Build the confusion matrix ``[true][predicted]``; empty without counts or beyond ``MAX_CLASSES``.
+    """Build the confusion matrix ``[true][predicted]``; empty where all are 0 or beyond ``MAX_CLASSES``.
 
     Counts of classes beyond ``num_classes`` are ignored.
     """
@@ -58,7 +58,8 @@ def table_of(values: Mapping[str, float], num_classes: int) -> Table:
     if not pairs or num_classes > MAX_CLASSES:
         return ()
     indices = range(num_classes)
-    return tuple(tuple(pairs.get((true, predicted), 0) for predicted in indices) for true in indices)
+    table = tuple(tuple(pairs.get((true, predicted), 0) for predicted in indices) for true in indices)
+    return table if any(map(any, table)) else ()
 
 
 def class_figures(table: Table, labels: Sequence[str]) -> dict[str, Any]:
@@ -258,7 +259,7 @@ def number_sums(true: Sequence[float], predicted: Sequence[float]) -> tuple[tupl
 
 
 def number_figures(values: Mapping[str, float]) -> dict[str, Any]:
-    """Compute correlations from the sums of all owners.
+    """Compute correlations from the sums of all owners; one that none reports is 0.
 
     Returns:
         ``pearson`` and ``r2``, None where all numbers are equal, and their ``counted_rows``; ``spearman`` where one
@@ -267,15 +268,17 @@ def number_figures(values: Mapping[str, float]) -> dict[str, Any]:
     count = values.get(_ROWS, 0.0)
     if not count:
         return {}
+    values = {**dict.fromkeys(SIGNED[:-1], 0.0), **values}
     true, said = values[_TRUE] / count, values[_SAID] / count
     true_variance = _variance(values[_TRUE_SQUARES] / count, true)
     said_variance = _variance(values[_SAID_SQUARES] / count, said)
     covariance = values[_PRODUCTS] / count - true * said
     error = (values[_TRUE_SQUARES] - 2 * values[_PRODUCTS] + values[_SAID_SQUARES]) / count
     both = math.sqrt(true_variance) * math.sqrt(said_variance)
+    r2 = 1 - max(0.0, error) / true_variance if true_variance else math.nan
     found: dict[str, Any] = {
         "pearson": _correlation(covariance, both) if both else None,
-        "r2": 1 - max(0.0, error) / true_variance if true_variance else None,
+        "r2": r2 if math.isfinite(r2) else None,
         "counted_rows": round(count),
     }
     if values.get(_OWNERS) == 1 and count == values.get("count") and _SPEARMAN in values:

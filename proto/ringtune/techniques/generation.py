@@ -133,12 +133,15 @@ def course_lines(course: Course) -> list[str]:
 
 
 def generation_figures(values: Mapping[str, float]) -> dict[str, Any]:
-    """Compute the mean ROUGE-L of an evaluation's texts from the sums of all owners; empty without texts."""
+    """Compute the mean ROUGE-L of an evaluation's texts from the sums of all owners; empty without texts.
+
+    A sum that no owner reports is 0.
+    """
     if not values.get(GENERATED):
         return {}
-    found: dict[str, Any] = {name: int(values[name]) for name in (GENERATED, NEW_TOKENS)}
+    found: dict[str, Any] = {name: int(values.get(name, 0.0)) for name in (GENERATED, NEW_TOKENS)}
     judged = values.get(JUDGED, 0.0)
-    return {**found, JUDGED: int(judged), "rouge_l": values[ROUGE_SUM] / judged} if judged else found
+    return {**found, JUDGED: int(judged), "rouge_l": values.get(ROUGE_SUM, 0.0) / judged} if judged >= 1 else found
 
 
 def memory_terms(course: Course, share: Any, sizes: Any) -> Iterator[Term]:

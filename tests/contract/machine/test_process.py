@@ -168,3 +168,12 @@ def test_signals_have_their_rule_in_one_place() -> None:
     folders = ("proto", "coordinator", "edge", "sim")
     paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     assert [path.name for path in paths if "getsignal" in path.read_text(encoding="utf-8")] == ["process.py"]
+
+
+def test_output_that_is_kept_has_nothing_of_processes_below() -> None:
+    """Nor of what writes past ``sys.stdout``; both go to standard error."""
+    code = "import os, sys; from ringtune.machine.process import keep_output; keep_output(); os.system('echo below')"
+    code += "; print('own', flush=True); print('past', file=sys.__stdout__, flush=True)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env=source_environment(), check=False)  # noqa: S603
+    assert (done.stdout, done.stderr) == ("own\n", "below\npast\n")

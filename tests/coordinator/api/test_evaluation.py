@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import typer
 from typer.testing import CliRunner
 
 from coordinator.api import evaluation
+from coordinator.api import predict as api_predict
 from coordinator.api.evaluation import evaluate_on_ring, rows_to_evaluate
+from coordinator.api.predict import predict
 from coordinator.cli.evaluate import evaluate as evaluate_command
 from coordinator.client.follow import Outcome
 from coordinator.client.saved_run import evaluation_job, read_run
@@ -26,7 +29,7 @@ from ringtune.job.job import Data, Job
 from ringtune.techniques.generation import GenerationSettings
 from tests.support.fake_agents import CALL_S, FakeCluster, facts, job
 from tests.support.plans import changed
-from tests.support.saved_runs import adapter_files, write_run
+from tests.support.saved_runs import adapter_files, plan, write_run
 
 app = typer.Typer()
 app.command()(evaluate_command)
@@ -103,6 +106,31 @@ def test_texts_end_with_a_remedy_where_a_node_is_lost(tmp_path: Path, monkeypatc
             )
         )
     assert [job.generation for job in jobs] == [GenerationSettings(rows=7, loss=False)]
+
+
+def test_texts_that_a_coordinator_left_out_are_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it ends the run before all rows have one, or any; nothing is written to a file."""
+    folder, ended = write_run(tmp_path / "run"), nullcontext((None, tmp_path / "states"))
+    text = (folder / "job.toml").read_text()
+    (folder / "job.toml").write_text(text.replace('task = "sequence-classification"', 'task = "causal-lm"'))
+    (folder / "plan.json").write_text(json.dumps(plan(labels=()).to_json()))
+    monkeypatch.setattr(evaluation, "_evaluated", lambda *_, **__: ended)
+
+    def written() -> None:
+        predict(str(folder), [{"text": "a"}, {"text": "b"}], coordinator="h:1", save=tmp_path / "out.csv")
+
+    with pytest.raises(IntegrityError, match="ended the run without a text; use one version"):
+        written()
+    own = tmp_path / "states" / "eval" / "run"
+    own.mkdir(parents=True)
+    line = {"number": 1, "row": {"text": "b"}, "predicted": {"predicted": "c", "tokens": 1}, "is_cut": False}
+    (own / "texts.jsonl").write_text(json.dumps(line) + "\n")
+    with pytest.raises(IntegrityError, match=r"nodes of h:1 have written texts of 1 of 2 rows; call it again"):
+        written()
+    assert not (tmp_path / "out.csv").exists()
+    monkeypatch.setattr(api_predict, "MAX_ROWS", 1)
+    with pytest.raises(DataError, match=r"has 2 rows, and nodes write at most 1 texts; divide the file"):
+        written()
 
 
 def test_texts_are_read_one_by_one_in_the_order_of_their_rows(tmp_path: Path) -> None:

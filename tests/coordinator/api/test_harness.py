@@ -12,7 +12,7 @@ import pytest
 
 from coordinator.api import harness as api
 from coordinator.api.harness import harness, lines_of
-from ringtune.errors import InvalidInputError, PeerLostError
+from ringtune.errors import IntegrityError, InvalidInputError, PeerLostError
 from tests.support.cases import cases
 from tests.support.saved_runs import plan, write_run
 from tests.support.typed import run_alone
@@ -21,6 +21,7 @@ FIGURES = {
     "piqa": {"acc,none": 0.5, "acc_stderr,none": 0.0123, "acc_norm,none": 1, "acc_norm_stderr,none": "N/A"},
     "gsm8k": {"sample_len": 1319, "exact_match,strict-match": 0.25},
     "group": {"sample_len": "none"},
+    "\x1b[2J": {"acc,none": None},
 }
 
 
@@ -58,6 +59,7 @@ def test_figures_of_tasks_are_printed(run: Path, tmp_path: Path, monkeypatch: py
         "piqa: acc 0.5000 +- 0.0123, acc_norm 1.0000",
         "gsm8k: exact_match (strict-match) 0.2500 on 1,319 rows",
         "group: no figures",
+        "\\x1b[2J: acc -",
     ]
     assert done.stderr.splitlines() == [f"lm-eval: {count} requests" for count in (1, 10, 100)]
     done = run_alone("eval", run, "--harness", "piqa", "--json", "--apply-chat-template")
@@ -71,6 +73,7 @@ def test_figures_of_tasks_are_printed(run: Path, tmp_path: Path, monkeypatch: py
     [
         ("import sys; sys.stderr.write('error: lm-eval: no task\\n'); sys.exit(5)", InvalidInputError, "no task"),
         ("import os; os.kill(os.getpid(), 9)", PeerLostError, "SIGKILL"),
+        ("print('{\"done\": 1}')", IntegrityError, "without figures"),
     ],
 )
 def test_process_that_fails_is_told(

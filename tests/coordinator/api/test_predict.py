@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import io
 import itertools
 import json
@@ -175,6 +176,27 @@ def test_writing_leaves_no_half_file(tmp_path: Path) -> None:
         writer.add(found(predicted=1))
     assert path.read_text() == "before" and sorted(tmp_path.iterdir()) == [path, mine]
     assert mine.read_text() == "of the user"
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_terminal_obeys_nothing_of_a_prediction(tmp_path: Path) -> None:
+    """Elsewhere it is as it was said; half a character of a file's name is escaped."""
+    said = {"predicted": "a\x1b[2J\x9bé\r\n"}
+    for writer, file, shown in (
+        (CsvWriter, _Terminal(newline=""), 'predicted\r\n"a\\x1b[2J\\x9bé\r\n"\r\n'),
+        (CsvWriter, io.StringIO(newline=""), 'predicted\r\n"a\x1b[2J\x9bé\r\n"\r\n'),
+        (functools.partial(JsonWriter, event="e"), io.StringIO(), json.dumps({"event": "e", **said}) + "\n"),
+    ):
+        writer(file).add(found(said))
+        assert file.getvalue() == shown
+    for ending in ("csv", "jsonl"):
+        with writer_to(tmp_path / f"out.{ending}", tmp_path, print) as named:
+            named.add(found(said, file="\udcff"))
+        assert "\\udcff" in (tmp_path / f"out.{ending}").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl"])

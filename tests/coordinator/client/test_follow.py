@@ -19,13 +19,20 @@ import pytest
 
 from coordinator.client.follow import FollowerState, Outcome, RehearsalLimit, ShownEvents
 from coordinator.client.run_folder import RunFolder
-from coordinator.client.submit import Client, Interrupts
+from coordinator.client.submit import Client, Interrupts, _hear
 from coordinator.run.requests import RunRequest
 from coordinator.screen.progress import PlainProgress, Progress
 from coordinator.server.run_store import RunStore
 from ringtune.costs.measurement import REHEARSAL_S
 from ringtune.costs.profile import Profile
-from ringtune.errors import CapacityError, ConnectionFailedError, InterruptedRunError, PeerLostError, RingTuneError
+from ringtune.errors import (
+    CapacityError,
+    ConnectionFailedError,
+    IntegrityError,
+    InterruptedRunError,
+    PeerLostError,
+    RingTuneError,
+)
 from ringtune.v1 import control_pb2
 from tests.coordinator.server.test_run_record import ONE, TWO, record
 from tests.support.fake_agents import CALL_S, FakeAgent, FakeCluster, Notes, facts, job, steps_of
@@ -33,6 +40,25 @@ from tests.support.kept_runs import JOB, Gate, breaking_when_it_trains, content,
 from tests.support.plans import make_plan
 from tests.support.processes import RUN_S, source_environment
 from tests.support.tap import Tap
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"step_json": '{"kind": "evaluation"}'},
+        {"step_json": '{"kind": 5}'},
+        {"resumed_json": "{}"},
+        {"resumed_json": '{"passed_over": 5}'},
+        {"report_json": '{"nodes": 5, "steps": 1, "wall_s": "x"}'},
+    ],
+)
+def test_event_that_is_not_readable_is_told(event: dict[str, str]) -> None:
+    """By its name; the coordinator may be of another version, or lie."""
+    outcome, events = Outcome(job()), [control_pb2.RunEvent(**event), control_pb2.RunEvent(done=True)]  # type: ignore[arg-type]
+    with pytest.raises(
+        IntegrityError, match=rf"sent ({next(iter(event))}|done) that is not readable .*; use one version"
+    ):
+        _hear(events, outcome, [ShownEvents(PlainProgress(io.StringIO()), outcome)])
 
 
 @pytest.mark.parametrize(("step", "shown"), [(4, "c"), (3, "b")])

@@ -204,9 +204,24 @@ def test_ledger_without_evaluation_says_so() -> None:
     # Totals come from another machine and may miss a figure
     with pytest.raises(IntegrityError, match="totals of node a"):
         ledger().add_totals("a", {"peak_rss_bytes": 1})
+    totals = dict.fromkeys(("peak_rss_bytes", "hosted_bytes", "cpu_s", "peak_versions", "peak_version_bytes"), 1)
+    (books := ledger()).add_totals("a", {**totals, "device": "\x1b[2J" * 99_999})
+    assert books.nodes["a"].device.isprintable() and len(books.nodes["a"].device) < 999
     # No rows, no mean
     assert mean({}, "loss_sum") is None
     assert mean({"count": 2.0, "loss_sum": 3.0}, "loss_sum") == 1.5
+
+
+def test_sums_that_an_owner_leaves_out_or_makes_up_end_no_run() -> None:
+    """They are 0; classes that are not there are not counted, and no figure is infinite."""
+    counts = {"count": 2.0, "loss_sum": 1.0, name_of(7, 0): 3.0, name_of(0, 0): 0.25}
+    nothing = {"loss": 0.5, "accuracy": None}
+    assert figures(counts, ("x", "y")) == nothing
+    assert figures({**counts, "generated": 1.0, "judged_texts": 5e-324}) == {**nothing, "generated": 1, "new_tokens": 0}
+    written = figures({**counts, "new_tokens": 2.0, "generated": 1.0, "judged_texts": 1.0})
+    assert (written["new_tokens"], written["rouge_l"]) == (2, 0.0)
+    numbers = {"numbers": 1.0, "true_squares": 1e-300, "predicted_squares": 1e300}
+    assert figures({**counts, "absolute_sum": 1.0, **numbers})["r2"] is None
 
 
 def test_ledger_evaluates_by_task() -> None:

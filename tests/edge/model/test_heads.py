@@ -13,9 +13,10 @@ from edge.data.tokens import IGNORED, Batch
 from edge.model import frozen_weights, heads
 from edge.model.four_bit import WideningBuffer
 from edge.model.frozen_weights import CompactMatrix, FrozenMatrix, RowScaled, round_to_int8
-from edge.model.heads import CausalLanguageModel, HeadCounts, token_loss
+from edge.model.heads import CausalLanguageModel, HeadCounts, require_largest, text_logits, token_loss
 from edge.model.prediction_heads import Head
 from ringtune.costs.memory_sizes import MAX_LOGIT_BYTES
+from ringtune.errors import DivergedError
 
 ROWS, TOKENS, WIDTH, VOCAB = 3, 40, 8, 97
 EXACT = 1e-9
@@ -178,6 +179,16 @@ def test_logits_of_a_small_vocabulary_are_computed_at_once(monkeypatch: pytest.M
     monkeypatch.delattr(heads, "token_loss")
     counts, _ = computed(torch.randn(ROWS, TOKENS, WIDTH), torch.randn(VOCAB, WIDTH), a_batch())
     assert counts.num_targets > 0
+
+
+@pytest.mark.parametrize("value", [3e38, float("nan")])
+def test_logits_that_overflow_choose_no_token(value: float) -> None:
+    """A node may send a finite hidden state of any size; what is impossible (-inf) is no fault."""
+    head, hidden = head_of(torch.ones(VOCAB, WIDTH)), torch.ones(1, 2, WIDTH)
+    assert text_logits(head, hidden).tolist() == [[WIDTH] * VOCAB] * 2
+    with pytest.raises(DivergedError, match=r"which predict nothing; set model.dtype = 'float32'"):
+        text_logits(head, hidden * value)
+    assert require_largest(torch.tensor([-torch.inf, 1.0])).argmax() == 1
 
 
 def test_task_that_does_not_say_how_it_is_judged_can_not_be_made() -> None:

@@ -6,6 +6,7 @@ lm-eval itself is a stand-in: a module that asks a model as its ``simple_evaluat
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -176,7 +178,10 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, evaluate: Callable[..., Any]) -> N
 def test_figures_are_printed_behind_the_count_of_requests(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A line each, whatever lm-eval prints; tasks of a folder are found, and read from there."""
+    """A line each, whatever lm-eval prints; tasks of a folder are found, and read from there.
+
+    Odd figures are numbers, nothing or short texts.
+    """
     monkeypatch.chdir(Path.cwd())  # and back
 
     def evaluate(model: Any, tasks: list[str], task_manager: Any, log_samples: bool, apply_chat_template: bool) -> Any:
@@ -185,23 +190,41 @@ def test_figures_are_printed_behind_the_count_of_requests(
         assert task_manager.include_path == str(folder) and Path.cwd() == folder
         sys.stdout.write("a table\n")
         logs = [one.log for one in model.loglikelihood([ask("yes", " no"), ask("yes", " w1")])]
-        return {"results": {"piqa": {"alias": "piqa", "acc,none": logs[0] > logs[1], "sum,none": sum(logs)}}}
+        odd = {"nan": math.nan, "huge": 10**400, "of_numpy": np.float32(0.5), "array": np.arange(3), 5: "\x1b[2J" * 99}
+        piqa = {"alias": "piqa", "acc,none": logs[0] > logs[1], "sum,none": sum(logs)}
+        return {"results": {"piqa": piqa, "mine": odd}}
 
     stand_in(monkeypatch, evaluate)
     assert main([str(folder / "job.toml"), str(folder / "base"), "piqa,mine", str(folder)]) == 0
     first, second, last = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert (first, second) == ({"done": 1}, {"done": 2})
     assert list(last["tasks"]["piqa"]) == ["acc,none", "sum,none"] and last["tasks"]["piqa"]["sum,none"] < 0
+    text = last["tasks"]["mine"].pop("5")
+    assert text.isprintable() and len(text) < 999
+    assert last["tasks"]["mine"] == {"nan": None, "huge": None, "of_numpy": 0.5, "array": "[0 1 2]"}
 
 
 def test_task_that_fails_is_told(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With what lm-eval says, and where to look."""
+    """With what lm-eval says, and where to look; also where its code ends the process, or has no figures."""
 
-    def evaluate(**_: Any) -> Any:
-        raise KeyError("no_task")
+    def ask_for(temperature: float) -> Callable[..., Any]:
+        return lambda model, **_: model.generate_until([ask("yes", {"temperature": temperature})])
 
-    stand_in(monkeypatch, evaluate)
-    assert main([str(folder / "job.toml"), str(folder / "base"), "no_task"]) == 5
-    assert "error: lm-eval: KeyError: 'no_task'; look whether it knows the tasks" in capsys.readouterr().err
+    def fail(error: BaseException) -> Callable[..., Any]:
+        def evaluate(**_: Any) -> Any:
+            raise error
+
+        return evaluate
+
+    look = "; look whether it knows the tasks"
+    for evaluate, told in (
+        (fail(KeyError("no_task")), "lm-eval: KeyError: 'no_task'" + look),
+        (fail(SystemExit(0)), "lm-eval: SystemExit: 0" + look),
+        (lambda **_: {"results": {"mine": 5}}, "lm-eval: AttributeError: 'int' object"),
+        (ask_for(-1.0), "a task draws with temperature -1; it has to be at least 0"),
+    ):
+        stand_in(monkeypatch, evaluate)
+        assert main([str(folder / "job.toml"), str(folder / "base"), "no_task"]) == 5
+        assert f"error: {told}" in capsys.readouterr().err
