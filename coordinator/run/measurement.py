@@ -100,7 +100,12 @@ class LinkMeasurement:
         self._calls[source].measure_link(request, lambda reply: self._answered(pair, reply))
 
     def take(self, pair: Pair, reply: control_pb2.MeasureLinkReply) -> None:
-        """Take an answer; the last one of a wave starts the next."""
+        """Take an answer; the last one of a wave starts the next. Raises ``IntegrityError``: it can't be.
+
+        An answer to a measurement before, with a node that was left out, is ignored.
+        """
+        if pair not in self._awaited:
+            return
         link = self._known[pair] = link_of(pair, reply)
         self._cache.put((link,), self._addresses, self._message_bytes)
         self._awaited.discard(pair)

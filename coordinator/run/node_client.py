@@ -531,7 +531,8 @@ def read_facts(node: str, reply: control_pb2.InspectReply, *, is_timed: bool) ->
         if is_timed:
             facts.check_times()
     except InvalidInputError as error:
-        raise IntegrityError(naming_node(node, str(error))) from error
+        remedy = "" if "; " in str(error) else "; use one version on all machines"
+        raise IntegrityError(naming_node(node, f"{error}{remedy}")) from error
     if facts.node != node:
         raise IntegrityError(f"node {node} sent the facts of node {facts.node}; use one version on all machines")
     return facts

@@ -37,7 +37,7 @@ from coordinator.run.node_client import AgentCalls
 from coordinator.run.requests import RunRequest
 from ringtune.costs.measurement import Pair, hidden_bytes
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
-from ringtune.errors import DeadlineError, PlanError, RingTuneError
+from ringtune.errors import DeadlineError, IntegrityError, PlanError, RingTuneError
 from ringtune.job.job import Job
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.run_control import events as rd
@@ -196,7 +196,7 @@ class RunPlanner:
     Args:
         put: queues an entry for the run's thread.
         on_looked: called there after the first look, which is over with that.
-        on_plan: called there with the plan; else ``PlanFailed`` ends the preparation.
+        on_plan: called there with the plan, or the reason why there is none.
 
     Attributes:
         is_looking: whether nodes' answers are for a first look, before they measure for a plan that is not made yet;
@@ -211,7 +211,7 @@ class RunPlanner:
         *,
         put: Callable[[Entry], None],
         on_looked: Callable[[FirstInspectionDone], None],
-        on_plan: Callable[[PlanReady], None],
+        on_plan: Callable[[PlanReady | rd.PlanFailed], None],
         emit: EventSink,
         enter: Callable[[str], None],
     ) -> None:
@@ -239,8 +239,9 @@ class RunPlanner:
         self._look_if_all_answered()
 
     def leave(self, node: str) -> None:
-        """Plan without a node that has not answered, or answered what can't be."""
+        """Plan without a node that has not answered, or answered what can't be; a plan with it is not wanted."""
         self._members = tuple(member for member in self._members if member.node != node)
+        self._measuring = None
         if self.is_looking:
             self._look_if_all_answered()
 
@@ -288,9 +289,14 @@ class RunPlanner:
         self._plan_once_measured()
 
     def _add_link_answer(self, pair: Pair, reply: control_pb2.MeasureLinkReply) -> None:
-        if self._measuring is not None:
+        if self._measuring is None:
+            return
+        try:
             self._measuring.take(pair, reply)
-            self._plan_once_measured()
+        except IntegrityError as error:
+            self._put(rd.NodeFailed(pair[0], type(error).__name__, str(error)))
+            return
+        self._plan_once_measured()
 
     def _plan_once_measured(self) -> None:
         """Start planning once all links are known."""
@@ -305,19 +311,27 @@ class RunPlanner:
 
     def _plan_with(self, links: tuple[LinkFacts, ...]) -> None:
         """Start planning on a thread, and send the profile to the submitter."""
-        request, cancelled = self._request, self._cancelled
+        request, cancelled, members = self._request, self._cancelled, self._members
+
+        def end(made: PlanReady | rd.PlanFailed) -> None:
+            if self._members is members:
+                self._on_plan(made)
+
+        def failed(error: RingTuneError) -> Entry:
+            return functools.partial(end, rd.PlanFailed(type(error).__name__, str(error)))
+
         try:
             profile = run_profile(request, self._facts, links)
         except RingTuneError as error:
-            self._put(_failed(error))
+            self._put(failed(error))
             return
 
         def plan() -> Entry:
             effort = Effort(seconds=request.job.runtime.plan_s, is_cancelled=cancelled.is_set)
             planned = plan_run(request, profile, self._checkpoints.planned(profile, effort), effort)
-            return functools.partial(self._on_plan, PlanReady(planned, profile))
+            return functools.partial(end, PlanReady(planned, profile))
 
-        work_beside("plan", plan, self._put, _failed)
+        work_beside("plan", plan, self._put, failed)
         self._emit(control_pb2.RunEvent(profile_json=json.dumps(profile.to_json())))
 
     def cancel(self) -> None:
@@ -332,7 +346,3 @@ class RunPlanner:
             addresses = {member.node: member.address for member in self._members}
             model = next(iter(self._facts.values())).model
             self._cache.put(shown, addresses, hidden_bytes(self._request.job, model))
-
-
-def _failed(error: RingTuneError) -> rd.PlanFailed:
-    return rd.PlanFailed(type(error).__name__, str(error))

@@ -463,8 +463,11 @@ class RunDriver(Driver):
         if phase not in ("done", "failed"):
             self._emit(control_pb2.RunEvent(state=phase))
 
-    def _on_plan(self, made: PlanReady) -> None:
+    def _on_plan(self, made: PlanReady | rd.PlanFailed) -> None:
         """Send the plan to the submitter, open the books, and continue the run."""
+        if isinstance(made, rd.PlanFailed):
+            self._feed(made)
+            return
         if self._rounds.phase != "planning":
             return
         self._planned, plan = made.planned, made.planned.plan

@@ -420,7 +420,7 @@ class RunStateMachine:
     def _go_on_without(self, event: rd.NodeFailed) -> None:
         """Recover from the loss of a node, or from an error of its own; else end the run if it needs the node."""
         lost = event.lost or event.node
-        if self.phase == "inspecting" and self._recovers and event.error == IntegrityError.__name__:
+        if self.phase in ("inspecting", "planning") and self._recovers and event.error == IntegrityError.__name__:
             self._begin_without(event)
             return
         if lost in self._gone or (event.lost and self._recovery is not None):
@@ -453,7 +453,10 @@ class RunStateMachine:
         self._nodes = tuple(other for other in self._nodes if other != node)
         self._facts.pop(node, None)
         self._commands += [rd.LogNodeError(node, event.error, event.message), rd.Release(node, event.message)]
-        self._answered(node, "inspecting")
+        if self.phase == "planning":
+            self._make_plan()
+        else:
+            self._answered(node, "inspecting")
 
     def _is_own(self, event: rd.NodeFailed) -> bool:
         """Whether the run goes on without a node that reports an error, as it is the node's own."""

@@ -29,6 +29,7 @@ from ringtune.errors import (
     DataError,
     DeadlineError,
     FrameError,
+    IntegrityError,
     InterruptedRunError,
     ModelError,
     PeerLostError,
@@ -90,6 +91,31 @@ def test_run_orders_its_owners_by_their_links() -> None:
         outcome = run(cluster, plan_only=True)
     assert outcome.plan is not None
     assert [owner.node for owner in outcome.plan.course.owners] == ["a", "c", "b", "d"]
+
+
+def _impossible(request: control_pb2.MeasureLinkRequest) -> control_pb2.MeasureLinkReply:
+    return control_pb2.MeasureLinkReply(rate_bytes_per_s=-1.0, latency_s=0.001, samples=3)
+
+
+def test_run_begins_without_a_host_whose_link_can_not_be() -> None:
+    """The others plan anew: what they measured stays known, and no link of the host is in the profile."""
+    agents = {**HOSTS, "c": {**HOSTS["c"], "rows": 0, "on_link": _impossible}}
+    with FakeCluster("a", "b", "c", agents=agents) as cluster:
+        outcome = run(cluster)
+        assert cluster.agents["c"].released.wait(CALL_S)
+        asked = [link for link in links_asked(cluster) if "c" not in link]
+    assert outcome.plan is not None and outcome.profile is not None
+    assert set(outcome.plan.nodes) == {"a", "b"} and asked == ["a>b", "b>a"]
+    assert [(link.source, link.target) for link in outcome.profile.links] == [("a", "b"), ("b", "a")]
+    (note,) = [note for note in outcome.notes if note.endswith("the run begins without node c")]
+    assert note.startswith("node c: ") and "use one version on all machines" in note
+
+
+def test_run_whose_owner_measures_what_can_not_be_ends_by_its_name() -> None:
+    """Its rows are needed."""
+    agents = {**HOSTS, "b": {**HOSTS["b"], "on_link": _impossible}}
+    with FakeCluster("a", "b", agents=agents) as cluster, pytest.raises(IntegrityError, match=r"node b: .*one version"):
+        run(cluster)
 
 
 def test_run_on_one_machine_measures_no_link_and_knows_what_they_are() -> None:
@@ -171,6 +197,7 @@ def test_measuring_stops_at_its_budget_and_says_what_it_assumes() -> None:
     while not measuring.is_done:
         now_s[0] += 0.25
         measuring.take(*answers.pop(0))
+    measuring.take(("n0", "left"), _impossible(control_pb2.MeasureLinkRequest()))  # asked by a measurement before
     links = measuring.links()
     assert len(links) == 56
     assert sum(not link.is_assumed for link in links) == 16

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import queue
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,11 +18,14 @@ from coordinator.planner.limits import Choices
 from coordinator.planner.make_plan import make_plan
 from coordinator.planner.planned import Planned
 from coordinator.run import planning
+from coordinator.run.checkpoint import CheckpointManager
+from coordinator.run.members import LinkCache, Member
 from coordinator.run.planning import FirstInspectionDone, check_waits, first_look, wire_problem
 from coordinator.run.requests import RunRequest
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.errors import CapacityError, DeadlineError, PeerLostError, PlanError, RingTuneError
 from ringtune.job.job import Job
+from ringtune.run_control import events as rd
 from ringtune.schedule.course import ALONE, Generation, HelperSettings
 from ringtune.schedule.methods.pipeadapter import PipeAdapter
 from ringtune.schedule.plan import Plan
@@ -98,6 +103,40 @@ def test_look_leaves_the_nodes_half_of_the_wait_to_measure(monkeypatch: pytest.M
         looked_at = first_look(request, asked, 120.0, is_cancelled=lambda: False, now_s=lambda: 106.0)
         assert looked_at.error is None
     assert seconds == [7.0, 2.0]
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_plan_with_a_node_that_was_left_out_meanwhile_is_dropped(fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the plan nor the error of the planner counts, as the others are planned with anew."""
+
+    def made(*_: Any, **__: Any) -> Any:
+        if not fits:
+            raise CapacityError("node a needs more")
+        return SimpleNamespace(plan=None)
+
+    monkeypatch.setattr(planning, "make_plan", made)
+    request, entries, plans = RunRequest(job=job(), num_nodes=2), queue.Queue[Any](), list[Any]()
+    planner = planning.RunPlanner(
+        request,
+        CheckpointManager("run", request.job, None),
+        LinkCache(),
+        put=entries.put,
+        on_looked=lambda looked: None,
+        on_plan=plans.append,
+        emit=lambda event: None,
+        enter=lambda phase: None,
+    )
+    planner.begin([Member(node=name, address="127.0.0.1:1", instance="i") for name in "ab"], {})
+    planner.is_looking = False
+    monkeypatch.setattr(planning, "check_waits", lambda *_: None)
+    planner.plan({name: facts(name) for name in "ab"})
+    before = entries.get(timeout=CALL_S)
+    planner.leave("b")
+    before()
+    assert plans == []
+    planner.plan({"a": facts("a")})
+    entries.get(timeout=CALL_S)()
+    assert [type(plan) for plan in plans] == [planning.PlanReady if fits else rd.PlanFailed]
 
 
 class SlowPlanner:

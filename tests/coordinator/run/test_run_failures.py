@@ -109,7 +109,7 @@ _NO_TIME = {"work": "forward", "rows": 2, "tokens": 8, "median_s": 0, "low_s": 0
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"memory_bytes": -1}, "b.memory_bytes is -1, it has to be at least 0"),
+        ({"memory_bytes": -1}, "b.memory_bytes is -1, it has to be at least 0; use one version on all machines;"),
         ({"block_forward_s": 0.0}, "block_forward_s took 0 s for a block, which can't be less than 1e-06 s"),
         ({"block_graph_s": 1e-9}, "block_graph_s took 1e-09 s for a block, which can't be less than 1e-06 s"),
         ({"work_times": [_NO_TIME]}, "forward of 16 tokens took 0 s for a block"),
