@@ -129,6 +129,8 @@ class RunFolder:
         self._parts = RunParts(path)
         self._growing: dict[str, FileJoiner] = {}
         self._written: dict[str, list[int]] = {}
+        self._awaits_plan = False
+        self._held: dict[str, control_pb2.RunEvent] = {}  # by kind
         self._replace, self._resume = replace, resume
         self._is_copy, self.say = is_copy, say
         self.on_saved: Callable[[str, int], object] = lambda run_id, step: None
@@ -179,7 +181,24 @@ class RunFolder:
         self._written |= {name: _state(path) for name in names if is_plain_file(path := self.path / name)}
 
     def take(self, event: control_pb2.RunEvent) -> None:
-        """Write one event. Raises ``IntegrityError``: the event is not readable."""
+        """Write one event. Raises ``IntegrityError``: the event is not readable.
+
+        Where an earlier part of the run had a plan, job and profile are written with the new plan: a run that is
+        refused before it has one leaves the former files.
+        """
+        kind = event.WhichOneof("event")
+        if kind == "run_id":
+            self._awaits_plan, self._held = is_plain_file(self.path / _PLAN), {}
+        if self._awaits_plan and kind in ("job_toml", "profile_json"):
+            self._held[kind] = event
+            return
+        if self._awaits_plan and kind == "plan_json":
+            self._awaits_plan = False
+            for held in self._held.values():
+                self._write(held)
+        self._write(event)
+
+    def _write(self, event: control_pb2.RunEvent) -> None:
         match event.WhichOneof("event"):
             case "run_id":
                 self._run_id = event.run_id

@@ -36,7 +36,7 @@ from ringtune.errors import (
     StorageError,
     UsageError,
 )
-from ringtune.job.job import Job
+from ringtune.job.job import Job, load_job
 from ringtune.run_control.checkpoint import Resume
 from ringtune.run_control.continuation import Length, job_digest, with_state_where_asked
 from ringtune.schedule.methods.hift import Hift
@@ -310,6 +310,23 @@ def test_finished_run_is_made_longer_from_its_last_checkpoint(done: Path) -> Non
     assert len(RunCheckpoints(done).lengths()) == 2
 
 
+def test_longer_run_that_is_refused_changes_no_file(done: Path) -> None:
+    """Neither its job nor its profile replaces what is there; once it has a plan both do."""
+    wanted = JOB.with_overrides({"train.rounds": 3})
+    before = contents(done)
+    with pytest.raises(RingTuneError, match="node b has 9 training"):
+        go_on(done, wanted, agents={"b": {"rows": 9}})
+    assert contents(done) == before
+    go_on(done, wanted, agents={"b": {"facts_changes": {"device": "another"}}})
+    assert load_job(done / "job.toml").train.rounds == 3
+    assert '"another"' in (done / "profile.json").read_text()
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """Every file of a folder with its content."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def test_run_that_was_stopped_while_it_got_longer_goes_on(done: Path) -> None:
     """Before its first new checkpoint too: the old ones are known by their length."""
     wanted = JOB.with_overrides({"train.rounds": 3})
@@ -326,13 +343,13 @@ def test_finished_run_is_left_alone_by_a_job_of_its_own_length_or_less(done: Pat
     with pytest.raises(UsageError, match="is finished"):
         find_resume(done, JOB, print)
     RunCheckpoints(done).add_length(Length(rounds=1))
-    before = {path: path.read_bytes() for path in done.rglob("*") if path.is_file()}
+    before = contents(done)
     for rounds, message in ((2, "is finished"), (1, "a run can get longer, not shorter")):
         with pytest.raises(RingTuneError, match=message):
             find_resume(done, JOB.with_overrides({"train.rounds": rounds}), print)
     with pytest.raises(RingTuneError, match=r"train\.seed was 0, now 3"):
         find_resume(done, JOB.with_overrides({"train.rounds": 3, "train.seed": 3}), print)
-    assert {path: path.read_bytes() for path in done.rglob("*") if path.is_file()} == before
+    assert contents(done) == before
 
 
 def test_coordinator_takes_no_other_job_for_a_longer_one(done: Path) -> None:
