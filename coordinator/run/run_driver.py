@@ -170,6 +170,7 @@ class RunDriver(Driver):
         self._phases_s: dict[str, float] = {}
         self._released: list[Future[None]] = []
         self._waiting_bytes, self._counting = Counter[str](), threading.Lock()
+        self._refused = set[str]()  # names in which reports were refused; unknown ones are the empty name
         self._finish: rd.Finish | None = None
 
     # ---- from other threads -----------------------------------------------------------------------
@@ -194,8 +195,10 @@ class RunDriver(Driver):
         """Queue a node's report; raises ``IntegrityError`` or ``FrameError``, or ``BusyError`` for too many at once."""
         node, size, placed = request.node, request.ByteSize(), self._placed
         if node not in self._addresses:
-            raise IntegrityError(f"node {node} is not in run {self.run_id}")
+            self._note_refusal("", f"node {node} is not in the run")
+            raise IntegrityError(f"node {node} is not in run {self.run_id}; start it again")
         if request.instance and request.instance != self._instances[node]:
+            self._note_refusal(node, f"node {node} of the run is another process")
             raise FrameError(f"another process is node {node} of run {self.run_id}; forget it")
         if placed is None or node not in placed.recorder.nodes:
             raise FrameError(f"node {node} has no part in run {self.run_id}; forget it")
@@ -204,6 +207,14 @@ class RunDriver(Driver):
                 raise BusyError(f"{waiting:,} bytes of reports of node {node} are not read yet; send this one later")
             self._waiting_bytes[node] += size
         self._hear(node, self._reported(request))
+
+    def _note_refusal(self, key: str, why: str) -> None:
+        """Tell the user once for each ``key`` why a process leaves the run: other nodes only miss it."""
+        with self._counting:
+            if key in self._refused:
+                return
+            self._refused.add(key)
+        self._queue.put(functools.partial(self._note, f"{why}: a report in its name is refused, its sender leaves"))
 
     # ---- the run's thread -------------------------------------------------------------------------
 

@@ -273,7 +273,7 @@ class Reporter:
                     if not is_silence(error) and not isinstance(failure, BusyError):  # calls of others crowd it out
                         if isinstance(failure, IntegrityError):
                             self._tell_refusal(failure, has_trails=bool(request.trails))
-                        self._on_refused(f"the coordinator refused a report: {code.name}")
+                        self._on_refused(f"the coordinator refused a report: {failure}")
                         return False
                     _LOG.debug("report not delivered (%s), trying again", code.name)
                 if self._closing.wait(_RETRY_S):

@@ -330,14 +330,19 @@ def test_run_that_begins_without_owners_asks_those_that_are_there() -> None:
 
 
 def test_report_of_a_former_process_is_refused(cluster: FakeCluster) -> None:
-    """It is told to forget the run; what the node says that took its place is taken."""
+    """It is told to forget the run, and the user why; what the node says that took its place is taken."""
     going = Going(cluster)
     node = cluster.agents["a"]
     with pytest.raises(FrameError, match="another process is node a"):
         going.driver.report(control_pb2.ReportRequest(run_id=node.run_id, node="a", number=1, instance="old"))
     going.driver.report(control_pb2.ReportRequest(run_id=node.run_id, node="a", number=1, instance=node.address))
-    with pytest.raises(IntegrityError, match="node z is not in run"):
-        going.driver.report(control_pb2.ReportRequest(run_id=node.run_id, node="z", number=1))
+    for name in ("z", "y"):  # one note: such names have no end
+        with pytest.raises(IntegrityError, match=f"node {name} is not in run .*; start it again"):
+            going.driver.report(control_pb2.ReportRequest(run_id=node.run_id, node=name, number=1))
+    going.driver.report(control_pb2.ReportRequest(run_id=node.run_id, node="b", number=1, notes=["node b is last"]))
+    assert going.note_of("a").startswith("node a of the run is another process: a report in its name is refused")
+    assert going.note_of("z").startswith("node z is not in the run")
+    assert going._notes.get(timeout=CALL_S) == "node b is last"
     going.driver.stop("test")
 
 
