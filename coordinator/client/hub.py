@@ -16,6 +16,7 @@ Source: the documentation of huggingface_hub, "Understand caching"; git-hash-obj
 from __future__ import annotations
 
 import contextlib
+import difflib
 import fnmatch
 import hashlib
 import importlib
@@ -95,11 +96,18 @@ def model_folder(path: str, *, cache: Path | None = None, own: Path | None = Non
         problem = problem or "the hub has no config.json and .safetensors of it"
         revision = f" --revision {hub_model.revision}" if str(hub_model) != hub_model.repository else ""
         raise ConnectionFailedError(
-            f"model.path = '{hub_model}' is no folder here, the Hugging Face cache {cache} lacks it, and it can't be "
-            f"fetched ({problem}); where there is a network: hf download {hub_model.repository}{revision}, or name a "
-            "folder"
+            f"model.path = '{hub_model}' is no folder here{_near(Path(path))}, the Hugging Face cache {cache} lacks "
+            f"it, and it can't be fetched ({problem}); where there is a network: hf download {hub_model.repository}"
+            f"{revision}, or name a folder"
         )
     return folder.absolute()
+
+
+def _near(path: Path) -> str:
+    """Name the folder beside ``path`` whose name is nearest; empty if there is none."""
+    beside = [folder.name for folder in path.parent.glob("*/")]
+    close = difflib.get_close_matches(path.name, sorted(beside), n=1)
+    return f" (did you mean '{path.parent / close[0]}'?)" if close else ""
 
 
 def _fetch_in_process(hub_model: HubId, cache: Path) -> str:

@@ -23,7 +23,7 @@ from ringtune.schedule.methods.base import MIN_IMPROVEMENT, PATIENCE_STEPS
 from ringtune.schedule.methods.ringada import EVERY_STEPS
 from ringtune.schedule.run_shape import EQUAL, TURNS
 from ringtune.schedule.turns import BEST_BY
-from ringtune.storage.strict import Bounds, InWords, OneOf, check_fields
+from ringtune.storage.strict import Bounds, InWords, OneOf, check_fields, nearest
 from ringtune.storage.text_files import AUTO as AUTO_ENCODING
 from ringtune.storage.text_files import is_encoding
 from ringtune.texts import shown
@@ -352,8 +352,8 @@ class Train:
             object.__setattr__(self, "keep_best", True)
         if isinstance(self.keep_best, str) and self.keep_best not in BEST_BY:
             raise JobError(
-                f"train.keep_best = {self.keep_best!r} is no figure of every evaluation, such as loss, "
-                f"{', '.join(BEST_BY)}"
+                f"train.keep_best = {self.keep_best!r} is no figure of every evaluation; "
+                f"{nearest(self.keep_best, ('loss', *BEST_BY))}"
             )
         if self.keep_best and not self.eval_every:
             raise JobError(

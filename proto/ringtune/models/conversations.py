@@ -32,6 +32,7 @@ from ringtune.models.tokenizer import (
     read_settings_table,
     read_tokenizer_settings,
 )
+from ringtune.storage.strict import nearest
 from ringtune.storage.tables import Problem, Record, RowError, checked_text
 
 ASSISTANT: Final = "assistant"
@@ -260,10 +261,9 @@ def named_template(folder: Path, name: str) -> str:
     """Return one of ``TEMPLATES``, or else of the model's own templates, by its name; raises ``ModelError``."""
     own = {} if name in TEMPLATES else chat_templates(folder)
     if name not in TEMPLATES and name not in own:
-        has = f"the templates {', '.join(map(repr, own))}" if own else "no chat template"
+        has = f"the templates {', '.join(map(repr, own))}" if own else "no chat template of its own"
         raise ModelError(
-            f"data.template = {name!r}: the model in {folder} has {has}; name one of them, or of "
-            f"{', '.join(map(repr, TEMPLATES))}"
+            f"data.template = {name!r}: the model in {folder} has {has}; {nearest(name, (*TEMPLATES, *own))}"
         )
     return TEMPLATES[name] if name in TEMPLATES else own[name]
 

@@ -126,7 +126,11 @@ def test_best_result_is_by_a_figure_that_the_evaluations_have() -> None:
     assert JOB.with_overrides(keys | {"train.keep_best": "loss"}).to_toml() == plain.to_toml()
     named = JOB.with_overrides(keys | {"train.keep_best": "accuracy"})
     assert parse_job(named.to_toml(), source="job.toml") == named != plain
-    for name, said in (("mae", "have loss, accuracy"), ("macro_f1", "is no figure of every evaluation, such as loss")):
+    for name, said in (
+        ("mae", "have loss, accuracy"),
+        ("macro_f1", "is no figure of every evaluation; known here: accuracy, "),
+        ("acuracy", "is no figure of every evaluation; did you mean 'accuracy'"),
+    ):
         with pytest.raises(JobError, match=f"{name}.*{said}"):
             JOB.with_overrides(keys | {"train.keep_best": name})
     numbers = JOB.with_overrides(keys | {"model.task": "regression", "train.keep_best": "mae"})

@@ -193,7 +193,7 @@ def test_resolve_fetches_what_the_cache_lacks(tmp_path: Path) -> None:
     assert not (tmp_path / "library").exists(), "others' cache is only read"
 
 
-def test_resolve_says_how_to_get_what_it_can_not_fetch(tmp_path: Path) -> None:
+def test_resolve_says_how_to_get_what_it_can_not_fetch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Id, cache, reason and command stand in one line."""
     with pytest.raises(ConnectionFailedError) as caught:
         model_folder("acme/mini-v2@v1", cache=tmp_path, own=tmp_path, fetch=no_network)
@@ -202,6 +202,12 @@ def test_resolve_says_how_to_get_what_it_can_not_fetch(tmp_path: Path) -> None:
         "be fetched (no route to host); where there is a network: hf download acme/mini-v2 --revision v1, or name a "
         "folder"
     )
+    (tmp_path / "acme" / "mini-v3").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        ConnectionFailedError, match=r"is no folder here \(did you mean 'acme/mini-v3'\?\), .* \(no route"
+    ):
+        model_folder("acme/mini-v2", cache=tmp_path, own=tmp_path, fetch=no_network)
     with pytest.raises(ConnectionFailedError, match=r"the hub has no config\.json and \.safetensors of it"):
         model_folder("acme/mini-v2", cache=tmp_path, own=tmp_path, fetch=lambda wanted, cache: "")
 

@@ -303,7 +303,7 @@ def test_template_is_chosen_by_its_name(tmp_path: Path) -> None:
     path = write_conversations(tmp_path / "rows.jsonl", ROWS[:3])
     for model in (folder, settings):
         assert chat_templates(model) == named == load_tokenizer(model).chat_template
-        with pytest.raises(ModelError, match=r"has the templates 'default', 'rag', 'tool_use'; name one of them"):
+        with pytest.raises(ModelError, match=r"has the templates 'default', 'rag', 'tool_use'; did you mean 'rag'\?"):
             examples_of(model, path, template="ragg")
     found = [learned(examples_of(folder, path, template=name)) for name in named]
     assert found[1] == learned(examples_of(write_tokenizer(tmp_path / "alone", QWEN_3), path))
