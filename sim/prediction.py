@@ -36,17 +36,25 @@ from sim.meter import Meter, NodeMeter, ProfileTimes, RecordedTimes, TimedStep
 from sim.ring import NO_REST, Conditions, ExpectedTables, RingResult, VirtualRing
 
 
-def check_fits(plan: Plan, profile: Profile, *, optimizer: str, dtype: str, shape: TimedShape | None = None) -> None:
+def check_fits(
+    plan: Plan,
+    profile: Profile,
+    *,
+    optimizer: str,
+    dtype: str,
+    audit: float = 0.0,
+    shape: TimedShape | None = None,
+) -> None:
     """Refuse a plan that its profile can't time, or that does not fit in the memory of a node.
 
-    ``shape`` is of the timings; None = any.
+    ``audit`` is the share of cells that are drawn in an audit; ``shape`` is of the timings, None = any.
     """
     known = profile.by_name
     for node in plan.nodes:
         if node not in known:
             raise PlanError(f"the plan names node {node!r}, which the profile lacks; {nearest(node, known)}")
     check_profile(profile, plan.course, shape=shape)
-    for node, needs in memory_bounds(plan, profile, optimizer=optimizer, dtype=dtype).items():
+    for node, needs in memory_bounds(plan, profile, optimizer=optimizer, dtype=dtype, audit=audit).items():
         if needs.total_bytes > known[node].memory_bytes:
             pieces = dict.fromkeys(piece for part in plan.placements if (piece := part.slice_of(node)).num_blocks)
             what = f"blocks {', then '.join(piece.text for piece in pieces)}" if pieces else "embedding and head"
@@ -56,9 +64,11 @@ def check_fits(plan: Plan, profile: Profile, *, optimizer: str, dtype: str, shap
             )
 
 
-def memory_bounds(plan: Plan, profile: Profile, *, optimizer: str, dtype: str) -> dict[str, MemoryEstimate]:
+def memory_bounds(
+    plan: Plan, profile: Profile, *, optimizer: str, dtype: str, audit: float = 0.0
+) -> dict[str, MemoryEstimate]:
     """The most bytes of each node of the plan in any placement or move, whatever the timing."""
-    needs = max_memory(plan, parts_memory(plan, profile.by_name, optimizer=optimizer, dtype=dtype))
+    needs = max_memory(plan, parts_memory(plan, profile.by_name, optimizer=optimizer, dtype=dtype, audit=audit))
     return {node: needs[node] for node in plan.nodes}
 
 
@@ -176,6 +186,7 @@ def predict(
     seed: int = 0,
     tables: Sequence[ScheduledTable] = (),
     move_s: float | None = None,
+    audit: float = 0.0,
 ) -> Prediction:
     """Run ``plan`` on a virtual clock with the times of ``profile``; raises ``PlanError`` or ``DeadlineError``.
 
@@ -196,11 +207,14 @@ def predict(
         seed: of draws from ``samples``.
         tables: that a run of the plan has chosen; where the plan's run chooses others, the expected one holds.
         move_s: seconds that a move takes, where that is known; else the planner's formula says it.
+        audit: share of cells that are drawn in an audit, for which nodes keep memory.
     """
     if start is None and plan.course.left_out:
         plan = Plan(dataclasses.replace(plan.course, left_out=()), plan.placements)
     recorded = None if samples is None else tuple(samples)
-    options = _Options(optimizer, dtype, embedding_bytes, control_latency_s, keep_spans, recorded, same_run, seed)
+    options = _Options(
+        optimizer, dtype, audit, embedding_bytes, control_latency_s, keep_spans, recorded, same_run, seed
+    )
     simulated = _Simulated(plan, profile, options)
     first = simulated.enters(plan.at(start.placement_number if start else plan.placement.placement_number), 0.0)
     ring = VirtualRing(
@@ -224,6 +238,7 @@ class _Options(NamedTuple):
 
     optimizer: str
     dtype: str
+    audit: float
     embedding_bytes: float | None
     control_latency_s: float
     keep_spans: bool
@@ -254,7 +269,7 @@ class _Simulated:
 
     def enters(self, part: Plan, now_s: float) -> Conditions:
         """Open the accounts of a placement that holds from now on."""
-        optimizer, dtype, embedding_bytes, control_latency_s, keep_spans, samples, same_run, seed = self._options
+        optimizer, dtype, _, embedding_bytes, control_latency_s, keep_spans, samples, same_run, seed = self._options
         costs = CourseCosts.of(part, self._profile, optimizer=optimizer)
         items = Items(costs)
         ledger = MemoryLedger(
@@ -276,7 +291,8 @@ class _Simulated:
         """Add up the accounts of all placements of a run that is over."""
         plan, wall_s, meters = self._plan, result.wall_s, [part.meter for part in self._parts]
         measured = [(meter.nodes, part.ledger.peak_bytes) for meter, part in zip(meters, self._parts, strict=True)]
-        needs = memory_bounds(plan, self._profile, optimizer=self._options.optimizer, dtype=self._options.dtype)
+        optimizer, dtype, audit, *_ = self._options
+        needs = memory_bounds(plan, self._profile, optimizer=optimizer, dtype=dtype, audit=audit)
         nodes = tuple(self._node(node, needs[node], wall_s, measured) for node in plan.nodes)
         hosting = {piece.node for placement in plan.placements for piece in placement.hosts}
         steps = [step for meter in meters for step in meter.steps]

@@ -33,6 +33,7 @@ class Inputs:
     Attributes:
         run: folder of a run; None if only a plan was given.
         shape: of the batches for which the profile was timed; None = not known.
+        audit: share of cells that the run draws in an audit.
         move_s: median seconds of the moves that the run has made; None without moves.
     """
 
@@ -43,6 +44,7 @@ class Inputs:
     shape: TimedShape | None
     optimizer: str
     dtype: str
+    audit: float
     move_s: float | None = None
 
 
@@ -109,6 +111,7 @@ def read_inputs(plan: Path, profile: Path | None) -> Inputs:
         shape=shape,
         optimizer=(shape.optimizer if shape else "") or _OPTIMIZER,
         dtype=(shape.dtype if shape else "") or _DTYPE,
+        audit=job.audit_share if job else 0.0,
         move_s=statistics.median(moves_s) if moves_s else None,
     )
 

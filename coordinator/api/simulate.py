@@ -78,7 +78,8 @@ def simulate(
     if out is not None:
         check_out(Path(out))
     given = read_inputs(folder_of(plan), Path(profile) if profile is not None else None)
-    check_fits(given.plan, given.profile, optimizer=given.optimizer, dtype=given.dtype, shape=given.shape)
+    optimizer, dtype, audit = given.optimizer, given.dtype, given.audit
+    check_fits(given.plan, given.profile, optimizer=optimizer, dtype=dtype, audit=audit, shape=given.shape)
     recording, same_run = read_recording(folder_of(trace), given.plan) if trace is not None else (None, False)
     measured = read_measured(given)
     wanted = plan_as_run(given.plan, measured)
@@ -86,8 +87,9 @@ def simulate(
         found = predict(
             wanted,
             given.profile,
-            optimizer=given.optimizer,
-            dtype=given.dtype,
+            optimizer=optimizer,
+            dtype=dtype,
+            audit=audit,
             samples=recording.samples if recording else None,
             same_run=same_run,
             start=measured.start if measured else None,

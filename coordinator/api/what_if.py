@@ -127,6 +127,7 @@ def what_if(
         profile=given.profile,
         optimizer=given.optimizer,
         dtype=given.dtype,
+        audit=given.audit,
         shape=given.shape,
         changes=_texts(change),
         drop=tuple(drop),

@@ -192,6 +192,7 @@ class WhatIf:
     """A question: how does a plan run after some changes?
 
     Attributes:
+        audit: share of cells that the run draws in an audit.
         shape: of the batches for which the profile was timed.
         job: plan again for it; None = keep the plan.
         move_s: measured seconds of a move; None = by the planner's formula.
@@ -202,6 +203,7 @@ class WhatIf:
     profile: Profile
     optimizer: str
     dtype: str
+    audit: float = 0.0
     shape: TimedShape | None = None
     changes: tuple[str, ...] = ()
     drop: tuple[str, ...] = ()
@@ -212,7 +214,7 @@ class WhatIf:
 
     def before(self) -> PredictedPlan:
         """Predict the plan without changes; raises ``RingTuneError``."""
-        return self._predicted(self.plan, self.profile, self.shape)
+        return self._predicted(self.plan, self.profile, self.shape, self.audit)
 
     def check(self, cells: Sequence[Sequence[str]]) -> None:
         """Refuse an invalid job or invalid cells of a sweep before any cell is computed.
@@ -234,7 +236,8 @@ class WhatIf:
                 profile, plan = drop_from_profile(profile, name), drop_from_plan(plan, name)
         else:
             profile, plan, note = self._planned(profile, self.job, changes)
-        return self._predicted(plan, profile, None, note)
+        audit = self.audit if self.job is None else self.job.audit_share
+        return self._predicted(plan, profile, None, audit, note)
 
     def __call__(self, more: Sequence[str]) -> CellResult:
         """Compute a cell of a sweep; an error of its plan becomes part of the result."""
@@ -280,11 +283,14 @@ class WhatIf:
         of_plan = {key: value for key, value in values.items() if key not in JOB_KEYS}
         return *change_plan(profile, planned.plan, of_plan), planned.note
 
-    def _predicted(self, plan: Plan, profile: Profile, shape: TimedShape | None, note: str = "") -> PredictedPlan:
-        check_fits(plan, profile, optimizer=self.optimizer, dtype=self.dtype, shape=shape)
+    def _predicted(
+        self, plan: Plan, profile: Profile, shape: TimedShape | None, audit: float, note: str = ""
+    ) -> PredictedPlan:
+        optimizer, dtype = self.optimizer, self.dtype
+        check_fits(plan, profile, optimizer=optimizer, dtype=dtype, audit=audit, shape=shape)
         times = self.recorded.options(plan, self.profile, profile, self.add) if self.recorded else Times()
-        found = predict(plan, profile, optimizer=self.optimizer, dtype=self.dtype, move_s=self.move_s, **times)
-        memory = memory_bounds(plan, profile, optimizer=self.optimizer, dtype=self.dtype)
+        found = predict(plan, profile, optimizer=optimizer, dtype=dtype, audit=audit, move_s=self.move_s, **times)
+        memory = memory_bounds(plan, profile, optimizer=optimizer, dtype=dtype, audit=audit)
         left_out = tuple(node.node for node in profile.nodes if node.node not in plan.nodes)
         return PredictedPlan(plan=plan, prediction=found, memory=memory, left_out=left_out, note=note)
 

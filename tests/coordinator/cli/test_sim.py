@@ -363,6 +363,13 @@ def test_memory_has_one_meaning(tmp_path: Path) -> None:
     nodes = predicted(plan, "--profile", profile)["nodes"]
     assert {node["node"]: node["needed_bytes"] for node in nodes} == planned.memory_bytes
     assert all(node["peak_memory_bytes"] <= node["needed_bytes"] for node in nodes)
+    kept = wanted.with_overrides({"audit.share": 0.5, "recovery.copies": "next"})
+    audited = make_plan(kept, PROFILE.by_name, links=PROFILE.links)
+    write_pair(tmp_path / "audited", plan=audited.plan)
+    (tmp_path / "audited/job.toml").write_text(kept.to_toml())
+    assert audited.memory_bytes["bob"] > planned.memory_bytes["bob"]
+    nodes = predicted(tmp_path / "audited")["nodes"]
+    assert {node["node"]: node["needed_bytes"] for node in nodes} == audited.memory_bytes
     needs = format_bytes(planned.memory_bytes["bob"])
     told = "\n".join(plan_text(planned.plan, planned.memory, num_steps=0, measured=True))
     shown = ringtune("sim", plan, "--profile", profile).stdout
