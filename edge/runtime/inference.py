@@ -1,4 +1,4 @@
-"""``python -m edge.runtime.inference JOB SAVED DATA``: print a prediction for each row, as a JSON object.
+"""``python -m edge.runtime inference JOB SAVED DATA``: print a prediction for each row, as a JSON object.
 
 ``ringtune predict`` starts it as a process of its own, because commands run without torch. Base model, adapter and head
 are computed as in the ring. Rows are read, predicted and printed batch by batch, so that memory does not grow with the
@@ -21,7 +21,7 @@ import json
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import torch
 
@@ -63,9 +63,9 @@ from ringtune.storage.text_files import read_text
 from ringtune.techniques.frozen_weights import frozen_choices
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Load the model, predict and print; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m edge.runtime.inference", description=__doc__)
+def main(arguments: Sequence[str], output: TextIO) -> int:
+    """Load the model, predict and write lines; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m edge.runtime inference", description=__doc__)
     parser.add_argument("job", type=Path, help="job file, with the names of the classes")
     parser.add_argument("saved", type=Path, help="folder of an adapter or model")
     parser.add_argument("data", type=Path, help="rows")
@@ -78,8 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         job = load_job(given.job)
         load_libraries()
         for line in predictions(job, given):
-            sys.stdout.write(json.dumps(line) + "\n")
-            sys.stdout.flush()
+            output.write(json.dumps(line) + "\n")
+            output.flush()
 
     return exit_code_of(predict)
 
@@ -605,6 +605,3 @@ PREDICTORS: Mapping[str, type[Any]] = {
     CHAT: ChatAnswers,
     IMAGE_CLASSIFICATION: ImageClasses,
 }
-
-if __name__ == "__main__":
-    sys.exit(main())
