@@ -169,10 +169,13 @@ class HarnessModel:
             return Likelihood(0.0, is_greedy=True)
         count = min(len(ids), self._model.longest)
         given = [*before, *ids][:-1][-self._model.longest :]
-        logits_TV = self._model.last_logits(given, count)
-        wanted_T = torch.tensor(list(ids[-count:]))
-        shares_T = logits_TV.double().log_softmax(dim=-1).gather(1, wanted_T[:, None])
-        return Likelihood(float(shares_T.sum()), is_greedy=bool((logits_TV.argmax(dim=-1) == wanted_T).all()))
+        log, is_greedy, start = 0.0, True, len(ids) - count
+        for logits_TV in self._model.last_logits(given, count):
+            stop = start + len(logits_TV)
+            wanted_T, start = torch.tensor(list(ids[start:stop])), stop
+            log += float(logits_TV.double().log_softmax(dim=-1).gather(1, wanted_T[:, None]).sum())
+            is_greedy = is_greedy and bool((logits_TV.argmax(dim=-1) == wanted_T).all())
+        return Likelihood(log, is_greedy)
 
 
 def _windows(ids: Sequence[int], begin: int, longest: int) -> Iterator[tuple[Sequence[int], Sequence[int]]]:

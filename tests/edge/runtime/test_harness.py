@@ -22,6 +22,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from edge.model.heads import text_logits
+from edge.runtime import inference
 from edge.runtime.harness import HarnessModel, Likelihood, _windows, main
 from ringtune.errors import DataError
 from ringtune.job.job import load_job
@@ -106,6 +108,32 @@ def test_long_texts_are_scored_in_windows(model: HarnessModel, folder: Path, pla
     before = [1, *AutoTokenizer.from_pretrained(folder / "base")(text.rstrip(), add_special_tokens=False)["input_ids"]]
     last = whole[len(before) :]
     assert cut.log == pytest.approx(plain(before[-(LONGEST + 1 - len(last)) :], last).log, rel=1e-5)
+
+
+def test_logits_of_a_long_text_are_made_in_parts(model: HarnessModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a few tokens at a time; likelihoods, and whether all tokens are the likeliest, are those of one part."""
+
+    def greedy(ids: list[int]) -> list[int]:
+        while len(ids) < 13:
+            ids = [*ids, int(model._model.next_logits(ids).argmax())]
+        return ids
+
+    likeliest = greedy([1])
+    misses = greedy([1, likeliest[1] ^ 1]), [*likeliest[:-1], likeliest[-1] ^ 1], likeliest * 2
+    each = [ids[1:24] for ids in (likeliest, *misses)]
+    whole, sizes = [model._scored([1], ids) for ids in each], list[int]()
+
+    def logits(head: Any, hidden: torch.Tensor) -> torch.Tensor:
+        sizes.append(hidden.shape[1])
+        return text_logits(head, hidden)
+
+    monkeypatch.setattr(inference, "_LOGITS_AT_ONCE", 5)
+    monkeypatch.setattr(inference, "text_logits", logits)
+    for ids, wanted in zip(each, whole, strict=True):
+        one = model._scored([1], ids)
+        assert one.log == pytest.approx(wanted.log, rel=1e-6) and one.is_greedy == wanted.is_greedy
+    assert sizes == [5, 5, 2] * 3 + [5, 5, 5, 5, 3]
+    assert [one.is_greedy for one in whole] == [True, False, False, False]
 
 
 def test_answers_end_at_the_texts_of_a_task(model: HarnessModel) -> None:
