@@ -56,7 +56,7 @@ def harness(
         words = [",".join(tasks), *([str(data.resolve())] if data else [])]
         words += ["--apply-chat-template"] if apply_chat_template else []
         job = evaluation_job(chosen, None, model=model)
-        command = command_of("edge.runtime.harness", chosen, job, Path(name), *words)
+        command = command_of("harness", chosen, job, Path(name), *words)
         late = f"no request of lm-eval was done within {SILENCE_S:g} s; take a smaller task, or a faster machine"
         figures: Figures = {}
         with LineProcess("the evaluation", command, Path(name) / "log") as process:

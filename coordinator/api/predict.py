@@ -169,7 +169,7 @@ def predict_rows(
         job = evaluation_job(chosen, data, model=model)
         words = [str(resolved(data)), "--max-new-tokens", str(how.max_new_tokens)]
         words += ["--temperature", str(how.temperature), "--seed", str(how.seed)]
-        command = command_of("edge.runtime.inference", chosen, job, Path(name), *words)
+        command = command_of("inference", chosen, job, Path(name), *words)
         with LineProcess("predicting", command, Path(name) / "log") as process:
             yield from _read(process, wait_s=job.runtime.wait_s, tell=tell)
 

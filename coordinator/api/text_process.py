@@ -33,10 +33,13 @@ _END_S: Final = 10.0
 
 
 def command_of(module: str, run: SavedRun, job: Job, folder: Path, *words: str) -> list[str]:
-    """Return the command of a process of one of our modules for a run's result; ``folder`` gets the file of the job."""
+    """Return the command of a process with the model of a run's result; ``folder`` gets the file of the job.
+
+    ``module`` is one of ``edge.runtime`` that writes lines.
+    """
     job_file = folder / "job.toml"
     job_file.write_text(job.to_toml(), encoding="utf-8")
-    return [sys.executable, "-P", "-m", module, str(job_file), str(run.saved.resolve()), *words]
+    return [sys.executable, "-P", "-m", "edge.runtime", module, str(job_file), str(run.saved.resolve()), *words]
 
 
 class LineProcess:
@@ -176,7 +179,7 @@ class TextProcess:
             folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="ringtune-")))
             with adapter_of(self._run, self._user) as chosen:
                 job = evaluation_job(chosen, None, model=self._model)
-                command = command_of("edge.runtime.text_process", chosen, job, folder, str(os.getpid()))
+                command = command_of("text_process", chosen, job, folder, str(os.getpid()))
                 process = LineProcess("the process that writes texts", command, folder / "log", has_input=True)
                 self._process = undo.enter_context(process)
                 self.ready = Ready(**self._next()["ready"])

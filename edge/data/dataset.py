@@ -27,7 +27,7 @@ import torch
 from edge.data.conversations import Conversations
 from edge.data.examples import Examples, PackedExamples, Source, SummedExamples, Values
 from edge.data.images import ImageFile, Images
-from edge.data.prompts import Prompt, PromptReader
+from edge.data.prompts import PackedPrompts, Prompt, PromptReader
 from edge.data.questions import Questions
 from edge.data.tagged import TaggedTexts
 from edge.data.texts import LabelledTexts, Language, LanguageExamples
@@ -354,6 +354,20 @@ def _tags_of(rows: Rows | None) -> list[str]:
     return [name for tags in rows.tags for name in tags] if rows else []
 
 
+class _CutPrompts(Sequence[TokenRow]):
+    """The newest tokens of prompts, as rows."""
+
+    def __init__(self, prompts: Sequence[Prompt], max_length: int) -> None:
+        self._prompts, self._max_length = prompts, max_length
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def __getitem__(self, index: Any) -> Any:
+        ids = array("i", self._prompts[index].ids[-self._max_length :])
+        return TokenRow(ids, array("i", bytes(ids.itemsize * len(ids))))
+
+
 def _only_prompts(job: Job, path: Path, folder: Path, share: int, num_owners: int) -> OwnerDataset:
     """Read a share of the prompts of a file as rows without targets, which are continued and neither train nor count.
 
@@ -361,14 +375,13 @@ def _only_prompts(job: Job, path: Path, folder: Path, share: int, num_owners: in
         DataError: a row can't be used, or there is none.
     """
     reader = PromptReader(job, folder)
-    every = list(reader.all(path))
-    prompts = [every[row] for row in even_share(len(every), num_owners=num_owners, share=share)]
+    every = PackedPrompts(reader.all(path))
+    prompts = PackedPrompts(every[row] for row in even_share(len(every), num_owners=num_owners, share=share))
     if not prompts:
         raise DataError(f"{path} has no rows; give it rows to predict for")
     digest = RowsDigest()
     digest.add(tuple(prompt.ids) for prompt in prompts)
-    cut = [array("i", prompt.ids[-job.train.max_length :]) for prompt in prompts]
-    rows = [TokenRow(ids, array("i", bytes(ids.itemsize * len(ids)))) for ids in cut]
+    rows = _CutPrompts(prompts, job.train.max_length)
     examples = LanguageExamples(rows, Padder(reader.tokenizer), job.train.max_length)
     return OwnerDataset(examples, examples, places=(Place(path), Place(path)), digest=digest, prompts=prompts)
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -36,6 +37,32 @@ class Prompt(NamedTuple):
     answers: Sequence[str]
     row: Mapping[str, Any]
     is_conversation: bool
+
+
+class PackedPrompts(Sequence[Prompt]):
+    """Prompts in little memory: their tokens in one array, everything else as JSON; each is made when it is asked for.
+
+    A million prompts of 9 tokens take 90 MiB, as a list 859 MiB.
+    """
+
+    def __init__(self, prompts: Iterable[Prompt]) -> None:
+        self._ids, self._rests = array("i"), bytearray()
+        self._stops = array("q", [0]), array("q", [0])
+        for ids, *rest in prompts:
+            self._ids.extend(ids)
+            self._rests += json.dumps(rest).encode()
+            for stops, of in zip(self._stops, (self._ids, self._rests), strict=True):
+                stops.append(len(of))
+
+    def __len__(self) -> int:
+        return len(self._stops[0]) - 1
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return a prompt."""
+        number = range(len(self))[index]
+        ids, rest = (slice(stops[number], stops[number + 1]) for stops in self._stops)
+        answers, row, is_conversation = json.loads(self._rests[rest])
+        return Prompt(self._ids[ids].tolist(), tuple(answers), row, is_conversation)
 
 
 class PromptReader:

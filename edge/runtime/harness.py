@@ -1,4 +1,4 @@
-"""``python -m edge.runtime.harness JOB SAVED TASKS [DIR]``: evaluate a language model by lm-eval's tasks.
+"""``python -m edge.runtime harness JOB SAVED TASKS [DIR]``: evaluate a language model by lm-eval's tasks.
 
 ``ringtune eval --harness`` starts it as a process of its own. It prints JSON lines: ``{"done": n}`` after each request,
 and at the end ``{"tasks": {task: {figure: value}}}``. What lm-eval prints goes to the log.
@@ -18,14 +18,13 @@ Source: lm-eval 0.4.13, ``lm_eval.api.model`` (``TemplateLM``), ``lm_eval.utils.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TextIO, TypeVar
 
 import torch
 
@@ -37,7 +36,7 @@ from edge.machine.libraries import load_libraries
 from edge.runtime.inference import Sampling, WholeModel, ends_of_text, next_tokens
 from ringtune.errors import DataError, RingTuneError
 from ringtune.job.job import Job, load_job
-from ringtune.machine.process import exit_code_of, keep_output
+from ringtune.machine.process import exit_code_of
 from ringtune.machine.resources import usable_cores
 from ringtune.texts import MAX_NAME, printable
 
@@ -170,10 +169,13 @@ class HarnessModel:
             return Likelihood(0.0, is_greedy=True)
         count = min(len(ids), self._model.longest)
         given = [*before, *ids][:-1][-self._model.longest :]
-        logits_TV = self._model.last_logits(given, count)
-        wanted_T = torch.tensor(list(ids[-count:]))
-        shares_T = logits_TV.double().log_softmax(dim=-1).gather(1, wanted_T[:, None])
-        return Likelihood(float(shares_T.sum()), is_greedy=bool((logits_TV.argmax(dim=-1) == wanted_T).all()))
+        log, is_greedy, start = 0.0, True, len(ids) - count
+        for logits_TV in self._model.last_logits(given, count):
+            stop = start + len(logits_TV)
+            wanted_T, start = torch.tensor(list(ids[start:stop])), stop
+            log += float(logits_TV.double().log_softmax(dim=-1).gather(1, wanted_T[:, None]).sum())
+            is_greedy = is_greedy and bool((logits_TV.argmax(dim=-1) == wanted_T).all())
+        return Likelihood(log, is_greedy)
 
 
 def _windows(ids: Sequence[int], begin: int, longest: int) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
@@ -226,11 +228,11 @@ def figure(value: Any) -> float | str | None:
     return printable(str(value), most=MAX_NAME)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Evaluate and print; return the exit code."""
+def main(arguments: Sequence[str], output: TextIO) -> int:
+    """Evaluate and write lines; return the exit code."""
     job_file, saved, tasks, *folder = (word for word in arguments if word != APPLY_CHAT_TEMPLATE)
     is_chat = APPLY_CHAT_TEMPLATE in arguments
-    output, count = sys.stdout, 0
+    count = 0
 
     def tell() -> None:
         nonlocal count
@@ -242,17 +244,10 @@ def main(arguments: Sequence[str]) -> int:
         output.flush()
 
     def evaluate() -> None:
-        with contextlib.redirect_stdout(sys.stderr):
-            job = load_job(Path(job_file))
-            load_libraries()
-            torch.set_num_threads(job.runtime.threads or usable_cores())
-            where = Path(folder[0]) if folder else None
-            found = results(job, Path(saved), tasks.split(","), where, tell, is_chat=is_chat)
-        write({"tasks": found})
+        job = load_job(Path(job_file))
+        load_libraries()
+        torch.set_num_threads(job.runtime.threads or usable_cores())
+        where = Path(folder[0]) if folder else None
+        write({"tasks": results(job, Path(saved), tasks.split(","), where, tell, is_chat=is_chat)})
 
     return exit_code_of(evaluate)
-
-
-if __name__ == "__main__":
-    keep_output()
-    sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""``python -m edge.runtime.inference JOB SAVED DATA``: print a prediction for each row, as a JSON object.
+"""``python -m edge.runtime inference JOB SAVED DATA``: print a prediction for each row, as a JSON object.
 
 ``ringtune predict`` starts it as a process of its own, because commands run without torch. Base model, adapter and head
 are computed as in the ring. Rows are read, predicted and printed batch by batch, so that memory does not grow with the
@@ -21,7 +21,7 @@ import json
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple, TextIO
 
 import torch
 
@@ -62,10 +62,13 @@ from ringtune.storage.tables import row_place
 from ringtune.storage.text_files import read_text
 from ringtune.techniques.frozen_weights import frozen_choices
 
+_LOGITS_AT_ONCE: Final = 32
+"""Tokens whose logits are in memory at a time."""
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Load the model, predict and print; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m edge.runtime.inference", description=__doc__)
+
+def main(arguments: Sequence[str], output: TextIO) -> int:
+    """Load the model, predict and write lines; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m edge.runtime inference", description=__doc__)
     parser.add_argument("job", type=Path, help="job file, with the names of the classes")
     parser.add_argument("saved", type=Path, help="folder of an adapter or model")
     parser.add_argument("data", type=Path, help="rows")
@@ -78,8 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         job = load_job(given.job)
         load_libraries()
         for line in predictions(job, given):
-            sys.stdout.write(json.dumps(line) + "\n")
-            sys.stdout.flush()
+            output.write(json.dumps(line) + "\n")
+            output.flush()
 
     return exit_code_of(predict)
 
@@ -176,13 +179,14 @@ class WholeModel:
     @torch.no_grad()
     def next_logits(self, ids: Sequence[int]) -> torch.Tensor:
         """Compute the logits (V) of the next token after ``ids``, in float32 on the CPU; as ``last_logits``."""
-        return self.last_logits(ids, 1)[0]
+        return next(self.last_logits(ids, 1))[0]
 
     @torch.no_grad()
-    def last_logits(self, ids: Sequence[int], count: int) -> torch.Tensor:
-        """Compute the logits (count, V) of the tokens after each of the last ``count``, in float32 on the CPU.
+    def last_logits(self, ids: Sequence[int], count: int) -> Iterator[torch.Tensor]:
+        """Yield the logits (T, V) of the tokens after the last ``count``, in order, in float32 on the CPU.
 
-        Tokens with which the text of the call before began are not computed again.
+        There are those of ``_LOGITS_AT_ONCE`` tokens at a time: all of 4,096 tokens take 2 GB with a vocabulary of
+        128,000. Tokens with which the text of the call before began are not computed again.
         """
         kept = self._keep(ids[:-count])
         ids_BT = torch.tensor([list(ids[kept:])], dtype=torch.int64, device=self._device)
@@ -197,7 +201,8 @@ class WholeModel:
         )
         last_BTD, _ = self._last(batch, self._cache)
         self._cached = list(ids) if self._cache is not None else []
-        return text_logits(self._head, last_BTD[:, -count:])
+        for part_BTD in torch.split(last_BTD[:, -count:], _LOGITS_AT_ONCE, dim=1):
+            yield text_logits(self._head, part_BTD)
 
     def forget(self) -> None:
         """Compute the next text from its first token on, so that its logits have the same bits after any other text."""
@@ -605,6 +610,3 @@ PREDICTORS: Mapping[str, type[Any]] = {
     CHAT: ChatAnswers,
     IMAGE_CLASSIFICATION: ImageClasses,
 }
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-r"""``python -m edge.runtime.text_process JOB SAVED PARENT``: continue texts and answer conversations on request.
+r"""``python -m edge.runtime text_process JOB SAVED PARENT``: continue texts and answer conversations on request.
 
 ``ringtune chat`` and ``ringtune serve`` start it as a process of its own, because commands run without torch. Requests
 and events are JSON objects, a line each; one request is answered after the other::
@@ -31,7 +31,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 import torch
 
@@ -200,25 +200,29 @@ def _shorter(messages: list[Any]) -> Iterator[list[Any]]:
     yield from (messages[:head] + messages[at:] for at in begins[1:])
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str], output: TextIO) -> int:
     """Load the model, and answer requests until the input ends; return the exit code."""
     job_file, saved, parent = arguments
     if not die_with_parent(int(parent)):
         return 1
+
+    def write(event: Event) -> None:
+        output.write(json.dumps(event) + "\n")
+        output.flush()
 
     def answer() -> None:
         job = load_job(Path(job_file))
         load_libraries()
         torch.set_num_threads(job.runtime.threads or usable_cores())
         model = TextModel(job, Path(saved))
-        _write({"ready": model.ready})
+        write({"ready": model.ready})
         requests: queue.Queue[Any] = queue.Queue()
         stopped: set[int] = set()
         threading.Thread(target=_read, args=(requests, stopped), name="requests", daemon=True).start()
         while (request := requests.get()) is not None:
             number = int(request["id"])
             for event in model.events(request, lambda number=number: bool(stopped & {number, _ALL})):  # type: ignore[misc]
-                _write({"id": number, **event})
+                write({"id": number, **event})
 
     return exit_code_of(answer)
 
@@ -237,12 +241,3 @@ def _read(requests: queue.Queue[Any], stopped: set[int]) -> None:
             requests.put(message)
     stopped.add(_ALL)
     requests.put(None)
-
-
-def _write(event: Event) -> None:
-    sys.stdout.write(json.dumps(event) + "\n")
-    sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +170,7 @@ def predicted(folder: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str
     job = load_job(folder / "out/job.toml")
     labels = Plan.from_json(json.loads((folder / "out/plan.json").read_text())).course.labels
     (folder / "judged.toml").write_text(job.with_overrides({"data.labels": list(labels)} if labels else {}).to_toml())
-    assert main([str(folder / "judged.toml"), str(folder / "out/adapter"), str(evaluation)]) == 0
+    assert main([str(folder / "judged.toml"), str(folder / "out/adapter"), str(evaluation)], sys.stdout) == 0
     return [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith('{"row"')]
 
 

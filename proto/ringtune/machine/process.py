@@ -154,10 +154,12 @@ def exit_code_of(work: Callable[[], object]) -> int:
     return 0
 
 
-def keep_output() -> None:
-    """Keep standard output for ``sys.stdout``; what processes below write there goes to standard error."""
-    sys.stdout = os.fdopen(os.dup(1), "w", encoding="utf-8")
+def keep_output() -> TextIO:
+    """Return standard output; what libraries and processes below print from now on goes to standard error."""
+    output = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    return output
 
 
 # ---- outputs ----------------------------------------------------------------------------------------

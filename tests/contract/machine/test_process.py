@@ -170,10 +170,15 @@ def test_signals_have_their_rule_in_one_place() -> None:
     assert [path.name for path in paths if "getsignal" in path.read_text(encoding="utf-8")] == ["process.py"]
 
 
-def test_output_that_is_kept_has_nothing_of_processes_below() -> None:
-    """Nor of what writes past ``sys.stdout``; both go to standard error."""
-    code = "import os, sys; from ringtune.machine.process import keep_output; keep_output(); os.system('echo below')"
-    code += "; print('own', flush=True); print('past', file=sys.__stdout__, flush=True)"
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, env=source_environment(), check=False)  # noqa: S603
-    assert (done.stdout, done.stderr) == ("own\n", "below\npast\n")
+def test_output_that_is_kept_has_nothing_of_processes_below(tmp_path: Path) -> None:
+    """Nor of what libraries print, at import or a call, or past ``sys.stdout``; all that goes to standard error."""
+    (tmp_path / "sitecustomize.py").write_text(f"import edge.runtime; edge.runtime.__path__ += [{str(tmp_path)!r}]\n")
+    code = "import os, sys\nprint('at import')\ndef main(words, output):\n"
+    code += " print('at a call'); os.system('echo below'); print('past', file=sys.__stdout__, flush=True)\n"
+    code += " return output.write(words[0])"
+    (tmp_path / "loud.py").write_text(code)
+    environment = source_environment()
+    environment["PYTHONPATH"] = os.pathsep.join((str(tmp_path), environment["PYTHONPATH"]))
+    command = [sys.executable, "-P", "-m", "edge.runtime", "loud", "own"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)  # noqa: S603
+    assert (done.returncode, done.stdout, done.stderr) == (3, "own", "at import\nat a call\nbelow\npast\n")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load
 
+from edge.data.dataset import OwnerDataset, RowsDigest
+from edge.data.prompts import PackedPrompts, PromptReader
 from edge.data.texts import Language, LanguageExamples
 from edge.data.tokens import IGNORED
 from edge.runtime.executor import NodeExecutor
@@ -69,6 +72,29 @@ def test_language_blocks_do_not_depend_on_pieces(
     monkeypatch.setattr("edge.data.texts._PIECE_CHARACTERS", 60)
     pieces = read(model_folder, path)
     assert torch.equal(whole.batch(range(9), {}).ids, pieces.batch(range(9), {}).ids)
+
+
+def test_prompts_of_a_share_are_kept_packed(model_folder: Path, tmp_path: Path) -> None:
+    """They are those of the file in its order, with any columns, and rows are their newest tokens; in little memory."""
+    rows = [{"text": " ".join(tiny.words()[: at % 30 + 1]), "answer": ["no", "ü\ud83d"], "n": at} for at in range(301)]
+    rows[200] = {"text": "w1", "m": None}
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    job = ring.make_job(model_folder, model__task="causal-lm", train__max_length=LENGTH, generation__loss=False)
+    every = list(PromptReader(job, model_folder).all(tmp_path / "rows.jsonl"))
+    assert [dict(prompt.row) for prompt in every] == rows
+    found = OwnerDataset.load(job, tmp_path / "rows.jsonl", None, share=1, num_owners=2, tokenizer_folder=model_folder)
+    assert list(found.prompts) == every[150:]
+    batch = found._train.batch(range(len(found.prompts)), {})
+    assert [row[row != 0].tolist() for row in batch.ids] == [list(prompt.ids[-LENGTH:]) for prompt in every[150:]]
+    digest = RowsDigest()
+    digest.add(tuple(prompt.ids) for prompt in every[150:])
+    assert found.digest("run") == digest.keyed("run")
+    tracemalloc.start()
+    packed = PackedPrompts(prompt._replace(ids=list(prompt.ids), row=dict(prompt.row)) for prompt in every)
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    content = sum(4 * len(prompt.ids) + len(json.dumps(prompt[1:])) + 16 for prompt in every)
+    assert len(packed) == len(every) and used < 1.6 * content
 
 
 def test_language_leaves_a_block_without_target_out(model_folder: Path, tmp_path: Path) -> None:

@@ -5,9 +5,12 @@ lm-eval itself is a stand-in: a module that asks a model as its ``simple_evaluat
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,10 +22,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from edge.model.heads import text_logits
+from edge.runtime import inference
 from edge.runtime.harness import HarnessModel, Likelihood, _windows, main
 from ringtune.errors import DataError
 from ringtune.job.job import load_job
 from tests.support import chat_models
+from tests.support.processes import source_environment
 from tests.support.tiny_families import write_family
 
 JOB = '[model]\npath = "{model}"\ntask = "causal-lm"\n[train]\nmethod = "hift"\n'
@@ -104,6 +110,32 @@ def test_long_texts_are_scored_in_windows(model: HarnessModel, folder: Path, pla
     assert cut.log == pytest.approx(plain(before[-(LONGEST + 1 - len(last)) :], last).log, rel=1e-5)
 
 
+def test_logits_of_a_long_text_are_made_in_parts(model: HarnessModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a few tokens at a time; likelihoods, and whether all tokens are the likeliest, are those of one part."""
+
+    def greedy(ids: list[int]) -> list[int]:
+        while len(ids) < 13:
+            ids = [*ids, int(model._model.next_logits(ids).argmax())]
+        return ids
+
+    likeliest = greedy([1])
+    misses = greedy([1, likeliest[1] ^ 1]), [*likeliest[:-1], likeliest[-1] ^ 1], likeliest * 2
+    each = [ids[1:24] for ids in (likeliest, *misses)]
+    whole, sizes = [model._scored([1], ids) for ids in each], list[int]()
+
+    def logits(head: Any, hidden: torch.Tensor) -> torch.Tensor:
+        sizes.append(hidden.shape[1])
+        return text_logits(head, hidden)
+
+    monkeypatch.setattr(inference, "_LOGITS_AT_ONCE", 5)
+    monkeypatch.setattr(inference, "text_logits", logits)
+    for ids, wanted in zip(each, whole, strict=True):
+        one = model._scored([1], ids)
+        assert one.log == pytest.approx(wanted.log, rel=1e-6) and one.is_greedy == wanted.is_greedy
+    assert sizes == [5, 5, 2] * 3 + [5, 5, 5, 5, 3]
+    assert [one.is_greedy for one in whole] == [True, False, False, False]
+
+
 def test_answers_end_at_the_texts_of_a_task(model: HarnessModel) -> None:
     """Greedy unless a task draws, by each of lm-eval's names for their length; a context that leaves no room is cut."""
     (text,) = model.generate_until([ask("yes", {"until": [], "max_gen_toks": 12})])
@@ -175,10 +207,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, evaluate: Callable[..., Any]) -> N
         monkeypatch.setitem(sys.modules, name, module)
 
 
-def test_figures_are_printed_behind_the_count_of_requests(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A line each, whatever lm-eval prints; tasks of a folder are found, and read from there.
+def test_figures_are_printed_behind_the_count_of_requests(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line each; tasks of a folder are found, and read from there.
 
     Odd figures are numbers, nothing or short texts.
     """
@@ -188,20 +218,60 @@ def test_figures_are_printed_behind_the_count_of_requests(
         assert not apply_chat_template
         assert _Base in type(model).__mro__ and model.is_made and (tasks, log_samples) == (["piqa", "mine"], False)
         assert task_manager.include_path == str(folder) and Path.cwd() == folder
-        sys.stdout.write("a table\n")
         logs = [one.log for one in model.loglikelihood([ask("yes", " no"), ask("yes", " w1")])]
         odd = {"nan": math.nan, "huge": 10**400, "of_numpy": np.float32(0.5), "array": np.arange(3), 5: "\x1b[2J" * 99}
         piqa = {"alias": "piqa", "acc,none": logs[0] > logs[1], "sum,none": sum(logs)}
         return {"results": {"piqa": piqa, "mine": odd}}
 
     stand_in(monkeypatch, evaluate)
-    assert main([str(folder / "job.toml"), str(folder / "base"), "piqa,mine", str(folder)]) == 0
-    first, second, last = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    output = io.StringIO()
+    assert main([str(folder / "job.toml"), str(folder / "base"), "piqa,mine", str(folder)], output) == 0
+    first, second, last = (json.loads(line) for line in output.getvalue().splitlines())
     assert (first, second) == ({"done": 1}, {"done": 2})
     assert list(last["tasks"]["piqa"]) == ["acc,none", "sum,none"] and last["tasks"]["piqa"]["sum,none"] < 0
     text = last["tasks"]["mine"].pop("5")
     assert text.isprintable() and len(text) < 999
     assert last["tasks"]["mine"] == {"nan": None, "huge": None, "of_numpy": 0.5, "array": "[0 1 2]"}
+
+
+LOUD = """
+import sys
+class Finder:
+    def find_spec(self, name, *_):
+        if name in ("torch", "lm_eval"):
+            print(name, "is imported", flush=True)
+sys.meta_path.insert(0, Finder())
+"""
+LM_EVAL = """
+import os, sys, types
+def simple_evaluate(model, **_):
+    print("a table", flush=True)
+    os.system("echo a process below")
+    return {"results": {"piqa": {"log": model.loglikelihood([types.SimpleNamespace(args=("yes", " no"))])[0].log}}}
+api, model, tasks = (types.ModuleType("lm_eval." + name) for name in ("api", "api.model", "tasks"))
+model.LM, tasks.TaskManager = object, types.SimpleNamespace
+sys.modules |= {each.__name__: each for each in (api, model, tasks)}
+"""
+
+
+@pytest.mark.thorough
+def test_process_writes_its_lines_alone(folder: Path, tmp_path: Path, model: HarnessModel) -> None:
+    """What libraries print at their import and at a call, and what processes below print, is in the log."""
+    (tmp_path / "sitecustomize.py").write_text(LOUD, encoding="utf-8")
+    (tmp_path / "lm_eval.py").write_text(LM_EVAL, encoding="utf-8")
+    environment = source_environment()
+    environment["PYTHONPATH"] = os.pathsep.join((str(tmp_path), environment["PYTHONPATH"]))
+    words = ["-P", "-m", "edge.runtime", "harness", folder / "job.toml", folder / "base", "piqa"]
+    done = subprocess.run(  # noqa: S603 - our own module
+        [sys.executable, *map(str, words)], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    first, last = (json.loads(line) for line in done.stdout.splitlines())
+    assert first == {"done": 1}
+    wanted = model.loglikelihood([ask("yes", " no")])[0].log
+    assert last["tasks"]["piqa"]["log"] == pytest.approx(wanted, rel=1e-5)
+    told = [line for line in done.stderr.splitlines() if line.endswith(("imported", "table", "below"))]
+    assert told == ["torch is imported", "lm_eval is imported", "a table", "a process below"]
 
 
 def test_task_that_fails_is_told(
@@ -226,5 +296,5 @@ def test_task_that_fails_is_told(
         (ask_for(-1.0), "a task draws with temperature -1; it has to be at least 0"),
     ):
         stand_in(monkeypatch, evaluate)
-        assert main([str(folder / "job.toml"), str(folder / "base"), "no_task"]) == 5
+        assert main([str(folder / "job.toml"), str(folder / "base"), "no_task"], sys.stdout) == 5
         assert f"error: {told}" in capsys.readouterr().err

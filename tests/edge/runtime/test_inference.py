@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -121,7 +123,7 @@ def test_predicting_goes_on_as_the_library_does(
     texts = ["w1 w2 w3", "w40", "w7 w7 w8 w9 w10"]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     words = [str(tmp_path / "job.toml"), str(trained), str(tmp_path / "rows.jsonl"), "--max-new-tokens", "6"]
-    assert main(words) == 0
+    assert main(words, sys.stdout) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["row"] for line in lines] == [{"text": text} for text in texts]
     model, tokenizer = (
@@ -148,7 +150,7 @@ def test_answers_end_where_the_template_ends_them(tmp_path: Path, capsys: pytest
     words = [str(tmp_path / "job.toml"), str(folder), str(tmp_path / "rows.jsonl"), "--max-new-tokens", "6"]
 
     def answered() -> list[str]:
-        assert main(words) == 0
+        assert main(words, sys.stdout) == 0
         lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         assert [line["row"] for line in lines] == rows
         return [line["predicted"]["predicted"] for line in lines]
@@ -257,8 +259,9 @@ def test_settings_of_a_model_that_choose_tokens_are_told_if_they_are_not_used(
         assert f"has {key} = {value!r}, not used here: --temperature" in unused_settings(folder)
     (tmp_path / "job.toml").write_text(JOB.format(model=folder), encoding="utf-8")
     (tmp_path / "rows.jsonl").write_text('{"text": "w1"}\n' * 3, encoding="utf-8")
-    assert main([str(tmp_path / "job.toml"), str(folder), str(tmp_path / "rows.jsonl"), "--max-new-tokens", "1"]) == 0
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    words, output = [str(tmp_path / "job.toml"), str(folder), str(tmp_path / "rows.jsonl")], io.StringIO()
+    assert main([*words, "--max-new-tokens", "1"], output) == 0 and not capsys.readouterr().out
+    lines = [json.loads(line) for line in output.getvalue().splitlines()]
     assert [list(line) for line in lines] == [["told"], *[["row", "predicted"]] * 3]
     path.unlink()  # the library then takes them from config.json
     config = json.loads((folder / "config.json").read_text())
@@ -271,6 +274,6 @@ def test_predicting_says_what_it_can_not_use(tmp_path: Path, capsys: pytest.Capt
     base = write_family(tmp_path / "base", "gpt2", with_decoder=True)
     (tmp_path / "job.toml").write_text(JOB.format(model=base), encoding="utf-8")
     (tmp_path / "rows.csv").write_text("words\nw1\n", encoding="utf-8")
-    assert main([str(tmp_path / "job.toml"), str(base), str(tmp_path / "rows.csv")]) == 5
+    assert main([str(tmp_path / "job.toml"), str(base), str(tmp_path / "rows.csv")], sys.stdout) == 5
     told = capsys.readouterr().err
     assert "no column 'text'; it has the columns 'words'; set data.text" in told, "the rows are those of who predicts"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ def test_answers_are_those_of_a_prediction(tmp_path: Path, capsys: pytest.Captur
     model, rows = model_in(tmp_path), [{"messages": row[:1]} for row in chat_models.conversations(3)]
     chat_models.write_conversations(tmp_path / "rows.jsonl", rows)
     words = (str(tmp_path / name) for name in ("job.toml", "base", "rows.jsonl"))
-    assert main([*words, "--max-new-tokens", "8"]) == 0
+    assert main([*words, "--max-new-tokens", "8"], sys.stdout) == 0
     wanted = [json.loads(line)["predicted"] for line in capsys.readouterr().out.splitlines()]
     found = [asked(model, messages=row["messages"]) for row in rows]
     assert [text for text, _ in found] == [one["predicted"].lstrip() for one in wanted]
@@ -132,8 +133,7 @@ def test_process_answers_line_by_line_and_ends_with_its_input(
     words = [str(tmp_path / "job.toml"), str(tmp_path / "base"), "1"]
     with os.fdopen(of_process) as stdin, os.fdopen(to_test, "w") as stdout, os.fdopen(of_test) as events:
         monkeypatch.setattr("sys.stdin", stdin)
-        monkeypatch.setattr("sys.stdout", stdout)
-        process = threading.Thread(target=text_process.main, args=(words,))
+        process = threading.Thread(target=text_process.main, args=(words, stdout))
         process.start()
         with os.fdopen(to_process, "w") as requests:
 
@@ -155,7 +155,7 @@ def test_process_answers_line_by_line_and_ends_with_its_input(
             assert ended(2) == "length"
         process.join(20)
         assert not process.is_alive()
-    assert text_process.main([words[0], str(tmp_path / "no"), words[2]]) == 7
+    assert text_process.main([words[0], str(tmp_path / "no"), words[2]], sys.stdout) == 7
     assert "error: " in capsys.readouterr().err
 
 
