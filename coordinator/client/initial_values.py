@@ -1,6 +1,6 @@
 """Initial values of a run (``adapter.from``): their digest in the job, and their file for the coordinator.
 
-A pickled file of AdapterHub is read by ``edge.model.pickled`` in a process of its own: torch is not loaded here.
+Pickled files of AdapterHub are read by ``edge.model.pickled`` in one process of its own: torch is not loaded here.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import functools
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -54,28 +55,29 @@ def initial_file(job: Job, run: Path | None) -> Pieces | None:
     return content
 
 
-def unpickled(path: Path) -> Pieces:
-    """Convert a pickled file of tensors to safetensors, held in memory.
+def unpickled(paths: Sequence[Path]) -> Sequence[Pieces]:
+    """Convert pickled files of tensors to safetensors, each held in memory.
 
-    Raises ``InvalidInputError``: it has anything but tensors, or torch is not installed.
+    Raises ``InvalidInputError``: one has anything but tensors, or torch is not installed.
     """
-    return _unpickled(path, path.stat().st_mtime_ns)
+    return _unpickled(tuple((path, path.stat().st_mtime_ns) for path in paths))
 
 
-@functools.lru_cache(maxsize=4)
-def _unpickled(path: Path, _: int) -> Pieces:
+@functools.lru_cache(maxsize=2)
+def _unpickled(changed_ns: tuple[tuple[Path, int], ...]) -> Sequence[Pieces]:
+    named = " and ".join(str(path) for path, _ in changed_ns)
     with tempfile.TemporaryDirectory(prefix="ringtune-") as folder:
-        target = Path(folder) / INITIAL_FILE
-        command = [sys.executable, "-P", "-m", "edge.model.pickled", str(path), str(target)]
+        targets = [(path, Path(folder) / f"{number}.safetensors") for number, (path, _) in enumerate(changed_ns)]
+        command = [sys.executable, "-P", "-m", "edge.model.pickled", *(str(path) for pair in targets for path in pair)]
         try:
             reader = subprocess.run(command, capture_output=True, text=True, timeout=_READ_S, check=False)  # noqa: S603 - our own module
         except subprocess.TimeoutExpired as error:
             raise InvalidInputError(
-                f"{path} was not read within {_READ_S:g} s; save it with use_safetensors=True"
+                f"{named}: not read within {_READ_S:g} s; save the adapter with use_safetensors=True"
             ) from error
         if reader.returncode:
-            reason = (reader.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+            reason = (reader.stderr.strip().splitlines() or ["its reader ended without a word"])[-1]
             raise InvalidInputError(
-                f"{path} can't be read: {reason.removeprefix('error: ')}; save the adapter with use_safetensors=True"
+                f"{named} can't be read: {reason.removeprefix('error: ')}; save the adapter with use_safetensors=True"
             )
-        return Pieces.of(target.read_bytes())
+        return [Pieces.of(target.read_bytes()) for _, target in targets]

@@ -1,4 +1,4 @@
-"""Convert a pickled file of tensors to safetensors: ``python -m edge.model.pickled FILE TARGET``.
+"""Convert pickled files of tensors to safetensors: ``python -m edge.model.pickled FILE TARGET [FILE TARGET ...]``.
 
 AdapterHub's default format is pickled. Only tensors are accepted: nothing of the file is executed. It is a process of
 its own, because the coordinator loads no torch.
@@ -22,9 +22,14 @@ _SLACK_BYTES: Final = 1 << 20
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Convert one file; return the exit code."""
-    source, target = map(Path, sys.argv[1:] if arguments is None else arguments)
-    return exit_code_of(lambda: convert(source, target))
+    """Convert each file; return the exit code, of the first that can't be."""
+    paths = [Path(path) for path in (sys.argv[1:] if arguments is None else arguments)]
+
+    def work() -> None:
+        for source, target in zip(paths[::2], paths[1::2], strict=True):
+            convert(source, target)
+
+    return exit_code_of(work)
 
 
 def convert(source: Path, target: Path) -> None:
@@ -35,11 +40,11 @@ def convert(source: Path, target: Path) -> None:
         found = torch.load(source, map_location="cpu", weights_only=True)
     except Exception as error:  # of a damaged file torch's reader may raise anything
         reason = str(error).splitlines()[0]
-        raise InvalidInputError(f"it has more than tensors, or is damaged ({reason})") from error
+        raise InvalidInputError(f"{source.name} has more than tensors, or is damaged ({reason})") from error
     if not isinstance(found, dict) or not all(isinstance(value, torch.Tensor) for value in found.values()):
-        raise InvalidInputError("it has more than tensors by name")
+        raise InvalidInputError(f"{source.name} has more than tensors by name")
     if sum(value.numel() * value.element_size() for value in found.values()) > 2 * source.stat().st_size + _SLACK_BYTES:
-        raise InvalidInputError("its tensors are larger than the file: views of a few numbers")
+        raise InvalidInputError(f"{source.name} has tensors larger than the file: views of a few numbers")
     with target.open("xb") as file:
         for piece in write_tensors({str(name): pieces_of(value) for name, value in found.items()}):
             file.write(piece)

@@ -33,6 +33,7 @@ def test_fault_agent_that_is_told_to_end_leaves_in_order(ring: Cluster, number: 
     follower.wait_for_steps(5)
     ring.signal("c", number)
     assert ring.wait_exit("c") == code
+    assert "error: " not in ring.log("c")
     outcome = follower.wait()
     assert (outcome.error, "c was stopped" in outcome.message) == ("PeerLostError", True), outcome.message
     ring.wait_gone("c")

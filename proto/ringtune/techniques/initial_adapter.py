@@ -87,7 +87,8 @@ MAX_INITIAL_BYTES: Final = 1 << 32
 """Most bytes that are accepted from another machine."""
 
 _NAME: Final = "ringtune"
-_PICKLED: Final = {ADAPTER_FILE: "pytorch_adapter.bin", HEAD_FILE: "pytorch_model_head.bin"}
+_ADAPTER_FILES: Final = (ADAPTER_FILE, "pytorch_adapter.bin")
+_HEAD_FILES: Final = (HEAD_FILE, "pytorch_model_head.bin")
 _HEAD: Final = "head"
 _HEAD_TYPES: Final = {
     "classification": CLASSIFICATION,
@@ -99,8 +100,8 @@ _ARCHITECTURES: Final = {"ForSequenceClassification": CLASSIFICATION, "ForTokenC
 
 _FLOATS: Final = ("F64", "F32", "F16", "BF16")
 
-Unpickle = Callable[[Path], Pieces]
-"""Converts a pickled file of tensors to safetensors."""
+Unpickle = Callable[[Sequence[Path]], Sequence[Pieces]]
+"""Converts pickled files of tensors to safetensors, each to one."""
 
 
 class Folder(NamedTuple):
@@ -117,6 +118,20 @@ class Folder(NamedTuple):
     tensors: dict[str, TensorPieces]
     head: dict[str, TensorPieces]
     head_of: tuple[str, tuple[str, ...]] = ("", ())
+
+
+class _Head(NamedTuple):
+    """A head that a run can have, of a ``head_config.json``.
+
+    Attributes:
+        name: as its file's tensors have it.
+        of: task and classes.
+        is_of_library: it is AdapterHub's; else of a class of transformers.
+    """
+
+    name: str
+    of: tuple[str, tuple[str, ...]]
+    is_of_library: bool
 
 
 def initial_values(job: Any, unpickle: Unpickle) -> Pieces:
@@ -233,12 +248,17 @@ def _object(path: Path) -> dict[str, Any]:
     return value
 
 
-def _file(folder: Path, names: Iterable[str], unpickle: Unpickle) -> TensorFile:
-    for name in names:
-        if (path := folder / name).is_file():
-            content = FilePieces(path) if name.endswith(".safetensors") else unpickle(path)
-            return TensorFile(content, where=str(path))
-    raise _refused(folder, f"has no {' or '.join(names)}; copy the folder again")
+def _files(folder: Path, unpickle: Unpickle, *choices: Sequence[str]) -> list[TensorFile]:
+    """Return one file for each choice, the first of its names that is there; all pickled ones go to one call."""
+    paths = []
+    for names in choices:
+        path = next((path for path in map(folder.joinpath, names) if path.is_file()), None)
+        if path is None:
+            raise _refused(folder, f"has no {' or '.join(names)}; copy the folder again")
+        paths.append(path)
+    pickled = [path for path in paths if path.suffix != ".safetensors"]
+    converted = dict(zip(pickled, unpickle(pickled), strict=True)) if pickled else {}
+    return [TensorFile(converted[path] if path in converted else FilePieces(path), where=str(path)) for path in paths]
 
 
 def _family(model_type: object, folder: Path) -> Family:
@@ -258,22 +278,22 @@ def _of_auxiliary(folder: Path, config: str, unpickle: Unpickle) -> Folder:
         has = [f"{part.kind} (alpha {part.alpha:g}, at {', '.join(part.places)})" for part in facts.parts]
         has += [library] if library else []
         raise _refused(folder, f"has {' and '.join(has)}, the job says {config!r}; set adapter.config as there")
-    file = _file(folder, [ADAPTER_FILE], unpickle)
-    family = _family(facts.model_type, folder)
-    return Folder("", _renamed(file, family, facts.name), *_head_of(folder, unpickle))
+    family, head = _family(facts.model_type, folder), _head_of(folder)
+    file, *files = _files(folder, unpickle, [ADAPTER_FILE], *([_HEAD_FILES] if head else []))
+    return Folder("", _renamed(file, family, facts.name), *_with_head(files, head))
 
 
 def _of_hub(folder: Path, content: Mapping[str, Any], unpickle: Unpickle) -> Folder:
     config, name = content.get("config"), content.get("name")
     if not isinstance(config, Mapping) or not isinstance(name, str):
         raise _refused(folder, f"has no config and name in {ADAPTER_CONFIG_FILE}; copy the folder again")
-    file = _file(folder, (ADAPTER_FILE, _PICKLED[ADAPTER_FILE]), unpickle)
-    family = _family(content.get("model_type"), folder)
+    family, head = _family(content.get("model_type"), folder), _head_of(folder)
+    file, *files = _files(folder, unpickle, _ADAPTER_FILES, *([_HEAD_FILES] if head else []))
     try:
         text = config_of_library(config)
     except JobError as error:
         raise _refused(folder, f"can't be used: {error}") from error
-    return Folder(text, _renamed(file, family, name), *_head_of(folder, unpickle))
+    return Folder(text, _renamed(file, family, name), *_with_head(files, head))
 
 
 def _renamed(file: TensorFile, family: Family, name: str) -> dict[str, TensorPieces]:
@@ -285,38 +305,38 @@ def _renamed(file: TensorFile, family: Family, name: str) -> dict[str, TensorPie
     return {key if key.startswith(family.prefix) else family.prefix + key: value for key, value in found.items()}
 
 
-def _head_of(
-    folder: Path, unpickle: Unpickle, own: Mapping[str, TensorPieces] | None = None, model_type: str = ""
-) -> tuple[dict[str, TensorPieces], tuple[str, tuple[str, ...]]]:
-    """Return the tensors of a head, and its task and classes; none for a head without a task of a run.
-
-    ``own`` are its tensors by the names of its architecture, of a ``model_type``; else they are in a file of their own.
-    """
+def _head_of(folder: Path) -> _Head | None:
+    """Return the head of a folder; None without one that has a task of a run."""
     if not (folder / HEAD_CONFIG_FILE).is_file():
-        return {}, ("", ())
+        return None
     content = _object(folder / HEAD_CONFIG_FILE)
     config = content.get("config") or content
-    kind, name = str(config.get("head_type")), content.get("name")
+    kind = str(config.get("head_type"))
     model_class = str(content.get("model_class"))
     by_class = (task for end, task in _ARCHITECTURES.items() if model_class.endswith(end))
     task = _HEAD_TYPES.get(kind) or next(by_class, "")
     labels = config.get("label2id") or {}
     names = sorted(labels, key=labels.__getitem__) if isinstance(labels, Mapping) else []
     if not task or (task in NAMED_TASKS and [labels[name] for name in names] != list(range(len(names)))):
-        return {}, ("", ())
+        return None
     if task == CLASSIFICATION and len(names) == 1:
         task = REGRESSION
-    head_of = (task, tuple(names) if task in NAMED_TASKS else ())
-    if own:
-        form = architecture_head(model_type, task) if content.get("config") else None
-        return {form.library_name(key) if form else key: value for key, value in own.items()}, head_of
-    file = _file(folder, (HEAD_FILE, _PICKLED[HEAD_FILE]), unpickle)
-    start = f"heads.{name}."
+    of = (task, tuple(names) if task in NAMED_TASKS else ())
+    return _Head(str(content.get("name")), of, bool(content.get("config")))
+
+
+def _with_head(
+    files: Sequence[TensorFile], head: _Head | None
+) -> tuple[dict[str, TensorPieces], tuple[str, tuple[str, ...]]]:
+    """Return the tensors of a head's file by their names of a run, and its task and classes; none without a head."""
+    if head is None:
+        return {}, ("", ())
+    (file,), start = files, f"heads.{head.name}."
     tensors = {
         f"heads.{_NAME}.{key.removeprefix(start)}" if key.startswith(start) else key: file.tensor(key)
         for key in file.infos
     }
-    return tensors, head_of
+    return tensors, head.of
 
 
 # ---- PEFT -------------------------------------------------------------------------------------------------------
@@ -372,7 +392,7 @@ def _of_peft(folder: Path, content: Mapping[str, Any], model: Path, unpickle: Un
     )
     in_tower = has_tower(model)
     tensors, head, modules, blocks = dict[str, TensorPieces](), dict[str, TensorPieces](), set[str](), set[int]()
-    file = _file(folder, PEFT_FILES, unpickle)
+    (file,) = _files(folder, unpickle, PEFT_FILES)
     for key in file.infos:
         if of_head.fullmatch(key):
             head[key.removeprefix("base_model.model.")] = file.tensor(key)
@@ -390,8 +410,14 @@ def _of_peft(folder: Path, content: Mapping[str, Any], model: Path, unpickle: Un
     if len(tensors) != 2 * len(modules) * len(blocks) and not family.layout.is_unlike:
         raise _refused(folder, "has LoRA beside other matrices in some blocks than in others; merge it into its model")
     left_out = sorted(set(range(family.dimensions(base).num_blocks)) - blocks)
-    found = _head_of(folder, unpickle, head, family.model_type)
-    return Folder(_peft_config(folder, content, family, modules, left_out), tensors, *found)
+    config = _peft_config(folder, content, family, modules, left_out)
+    known = _head_of(folder)
+    if known is None or not head:
+        return Folder(config, tensors, *_with_head(_files(folder, unpickle, _HEAD_FILES) if known else [], known))
+    form = architecture_head(family.model_type, known.of[0]) if known.is_of_library else None
+    return Folder(
+        config, tensors, {form.library_name(key) if form else key: value for key, value in head.items()}, known.of
+    )
 
 
 def _thrice(tensor: TensorPieces) -> TensorPieces:

@@ -7,9 +7,11 @@ import json
 import math
 import pickle
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -67,8 +69,12 @@ def test_config_of_the_library_is_read_as_it_was_written(config: str) -> None:
     assert not is_same_adapter(config_of_library(described), config)
 
 
-def test_values_of_the_library_keep_their_bytes_and_decide_the_digest(tmp_path: Path) -> None:
-    """Pickled or not, under any name; another number is another digest, of the job too."""
+def test_values_of_the_library_keep_their_bytes_and_decide_the_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pickled (both files in one process) or not, under any name; another number is another digest, of the job too."""
+    reader = Mock(wraps=subprocess.run)
+    monkeypatch.setattr("coordinator.client.initial_values.subprocess.run", reader)
     plain, other = (folder_with_adapter("lora[r=2]", pickled=is_pickled) for is_pickled in (False, True))
     saved = load_file(plain / "from.adapter" / "adapter.safetensors")
     saved |= load_file(plain / "from.adapter" / "model_head.safetensors")
@@ -77,6 +83,7 @@ def test_values_of_the_library_keep_their_bytes_and_decide_the_digest(tmp_path: 
     assert all(torch.equal(found[name.replace("last-month", "ringtune")], value) for name, value in saved.items())
     first = with_initial_digest(job)
     same = with_initial_digest(job_from(plain, other / "from.adapter", "lora[r=2]"))
+    reader.assert_called_once()
     assert first.adapter.sha256 == same.adapter.sha256 != "" and job_digest(first) == job_digest(same)
     changed = shutil.copytree(plain / "from.adapter", tmp_path / "changed")
     tensors = load_file(changed / "adapter.safetensors")
@@ -211,6 +218,14 @@ def _with_code(folder: Path) -> None:
     (folder / "pytorch_adapter.bin").write_bytes(pickle.dumps(print))
 
 
+def _with_code_in_head(folder: Path) -> None:
+    (folder / "model_head.safetensors").unlink()
+    (folder / "pytorch_model_head.bin").write_bytes(pickle.dumps(print))
+    tensors = load_file(folder / "adapter.safetensors")
+    (folder / "adapter.safetensors").unlink()
+    torch.save(tensors, folder / "pytorch_adapter.bin")
+
+
 def _expanded(folder: Path) -> None:
     (folder / "adapter.safetensors").unlink()
     torch.save({"a": torch.zeros(1).expand(1 << 23)}, folder / "pytorch_adapter.bin")
@@ -246,7 +261,8 @@ BAD: list[tuple[Callable[[Path], object], dict[str, object], str]] = [
     (_tensors(_twice), {}, "two tensors have one name; the folder has several adapters"),
     (lambda folder: (folder / "users").mkdir(), {}, r"is damaged \(IndexError: .*copy the folder again"),
     (_edit("head_config.json", label2id={"a": 0, "b": "1"}), {}, r"is damaged \(TypeError: "),
-    (_expanded, {}, "its tensors are larger than the file"),
+    (_expanded, {}, r"pytorch_adapter\.bin has tensors larger than the file"),
+    (_with_code_in_head, {}, r"can't be read: pytorch_model_head\.bin has more than tensors, or is damaged "),
     (_with_code, {}, "has more than tensors, or is damaged .*use_safetensors=True"),
     (lambda folder: None, {"adapter.config": "full"}, "model's own weights train; give the folder of a trained model"),
     (
