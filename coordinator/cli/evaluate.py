@@ -33,7 +33,7 @@ def evaluate(
             "--harness",
             metavar="TASKS",
             help="In place of rows: tasks of lm-eval for a language model, with commas between them, such as piqa "
-            "(extra [harness]).",
+            "(extra harness).",
         ),
     ] = "",
     harness_data: Annotated[

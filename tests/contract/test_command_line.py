@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -74,6 +75,8 @@ def test_command_line_has_help_and_json_everywhere(name: str) -> None:
     assert "--json" in {option for parameter in command.params for option in parameter.opts}
     assert command.help
     assert [parameter.name for parameter in command.params if not parameter.help] == []
+    in_brackets = {word for parameter in command.params for word in re.findall(r"(?<!\\)\[[a-z]\w*\]", parameter.help)}
+    assert not in_brackets, "taken for markup, and not shown"
 
 
 def test_command_line_options_have_one_shape() -> None:
