@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
@@ -225,14 +226,31 @@ def nearest_chain(first: N, nodes: Iterable[N], seconds: Callable[[N, N], float]
     return chain
 
 
+def odd_models(nodes: Iterable[NodeFacts]) -> dict[str, str]:
+    """Return the nodes that have another model than more than half of all, each with what differs.
+
+    Empty if all have the same model, or no model is that of more than half.
+    """
+    digests = {node.node: node.model.digest for node in nodes}
+    ((most, count), *_) = Counter(digests.values()).most_common(1)
+    agree = ", ".join(sorted(node for node, digest in digests.items() if digest == most))
+    return {
+        node: f"it has another model ({digest[:12]}…) than node {agree} ({most[:12]}…); copy the same folder to it"
+        for node, digest in digests.items()
+        if digest != most and 2 * count > len(digests)
+    }
+
+
 def agreed_model(nodes: Sequence[NodeFacts]) -> ModelFacts:
     """Return the model that all nodes have; raises ``ModelError``."""
     first = nodes[0]
-    for node in nodes[1:]:
-        if node.model.digest != first.model.digest:
+    for node, problem in odd_models(nodes).items():
+        raise ModelError(f"node {node}: {problem}")
+    for other in nodes:
+        if other.model.digest != first.model.digest:
             raise ModelError(
-                f"nodes {first.node} and {node.node} have different models ({first.model.digest[:12]}… and "
-                f"{node.model.digest[:12]}…); copy the same folder to both"
+                f"nodes {first.node} and {other.node} have different models ({first.model.digest[:12]}… and "
+                f"{other.model.digest[:12]}…); copy the same folder to all"
             )
     return first.model
 

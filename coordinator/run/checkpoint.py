@@ -251,6 +251,10 @@ class ResumeChooser:
             )
 
 
+_MAX_PARTS: Final = 4096
+"""Most files beside the shards of a run on one disk: copies of some hundred nodes at the ends of eight turns."""
+_MAX_PART_BLOCKS: Final = 1 << 16
+"""Most blocks in all of these files."""
 _MAX_SAVED: Final = 4096
 """Most steps of which shards are remembered until all nodes have saved theirs."""
 
@@ -339,7 +343,19 @@ class CheckpointManager:
     def note_states(
         self, node: str, states: Sequence[control_pb2.ShardState], saved: Sequence[control_pb2.SavedPart] = ()
     ) -> None:
-        """Remember what a node said of its shards, and of the files beside them."""
+        """Remember what a node said of its shards, and of the files beside them.
+
+        Raises:
+            IntegrityError: it said more than it was asked, or than a disk has.
+        """
+        num_asked, most = (len(self._resume.manifests_of(node)), _MAX_PARTS) if self._resume else (0, 0)
+        num_blocks = sum(len(one.blocks) for one in saved)
+        if len(states) > num_asked or len(saved) > most or num_blocks > _MAX_PART_BLOCKS:
+            raise IntegrityError(
+                f"node {node} says that its disk has {len(states):,} shards and {len(saved):,} files of {num_blocks:,} "
+                f"blocks beside them; {num_asked}, {most:,} and {_MAX_PART_BLOCKS:,} are the most that can be; use one "
+                "version on all machines"
+            )
         self._problems[node] = {state.step: state.problem for state in states}
         self._parts[node] = tuple(
             SavedPart(one.step, one.attempt, tuple(one.blocks), one.has_head, one.is_best) for one in saved

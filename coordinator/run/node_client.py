@@ -35,7 +35,7 @@ from ringtune.errors import (
 from ringtune.ids import naming_node
 from ringtune.job.job import Job
 from ringtune.models.result_files import part_files
-from ringtune.models.weights_by_digest import ModelManifest, agreed_manifest, manifest_from_proto
+from ringtune.models.weights_by_digest import ModelManifest, agreed_manifest, manifest_from_proto, odd_manifests
 from ringtune.schedule.actions import TensorKey
 from ringtune.schedule.course import FrozenWeights
 from ringtune.schedule.turns import Turn
@@ -119,6 +119,12 @@ class AgreedModel:
         self._answered: set[str] = set()
         self._agreeing = threading.Lock()
         self._sha256 = ""
+        self._spare: Collection[str] = ()
+        self._leave_out: Callable[[str, RingTuneError], None] = lambda node, error: None
+
+    def may_leave_out(self, nodes: Collection[str], leave_out: Callable[[str, RingTuneError], None]) -> None:
+        """Agree without these nodes where most have another model than they; ``leave_out`` is called with each."""
+        self._spare, self._leave_out = nodes, leave_out
 
     def expect(self, nodes: Iterable[str]) -> None:
         """Wait for the answers of these nodes too, before any is told of a model."""
@@ -148,7 +154,13 @@ class AgreedModel:
             holders = dict(self._holders)
         with self._agreeing:
             if not self._sha256:
-                self._sha256 = agreed_manifest(self._manifests(holders, deadline_s)).sha256
+                manifests = self._manifests(holders, deadline_s)
+                odd = odd_manifests(manifests)
+                if odd and all(node in self._spare for node in odd):
+                    for node, error in odd.items():
+                        del manifests[node]
+                        self._leave_out(node, IntegrityError(f"it has another model than most: {error}"))
+                self._sha256 = agreed_manifest(manifests).sha256
             return self._sha256
 
     def _manifests(

@@ -230,9 +230,10 @@ class RunDriver(Driver):
         self._wires = {member.node: member.wire for member in members}
         self._racks = {member.node: rack_of(member) for member in members}
         self._neighbours = num_neighbours(members)
-        self._run_planner.begin(members, self._calls)
-        self._models.expect(self._addresses)
         spare = tuple(sorted(member.node for member in members if not (planned or member.has_data)))
+        self._run_planner.begin(members, self._calls, spare)
+        self._models.may_leave_out(spare, self.node_failed)
+        self._models.expect(self._addresses)
         self._feed(rd.Started(tuple(sorted(self._addresses)), spare))
         try:
             while self._finish is None:

@@ -456,13 +456,20 @@ class Coordinator:
         return board.read() if board else None
 
     def report(self, request: control_pb2.ReportRequest) -> None:
-        """Pass a node's report to the driven run; raises ``FrameError``."""
+        """Pass a node's report to the driven run, and renew the node's lease if the run takes it.
+
+        Raises:
+            FrameError: the run is not driven here, or the node, or its process, has no part in it.
+            IntegrityError: the node is not in the run.
+            BusyError: too many of its reports wait; heartbeats renew its lease meanwhile.
+        """
         with self._lock:
             driver = self._driver
-            self._registry.touch(request.node, self._now_s())
         if driver is None or driver.run_id != request.run_id:
             raise FrameError(f"run {request.run_id} is not driven here; forget it")
         driver.report(request)
+        with self._lock:
+            self._registry.touch(request.node, self._now_s())
 
     def driver_of(self, run_id: str) -> Driver:
         """Return the driver of a run, also of one that another run replaces just now; raises ``FrameError``.

@@ -112,12 +112,17 @@ class Moved(NamedTuple):
 
 
 class MoveFailed(NamedTuple):
-    """A node can't rest, stop, or move to the placement with this number; ``error`` is the class of the error."""
+    """A node can't rest, stop, or move to the placement with this number; ``error`` is the class of the error.
+
+    ``holder`` is the only node that keeps what this one needs, and has not given it as it was trained; empty = it is
+    something else.
+    """
 
     node: str
     placement_number: int
     error: str
     message: str
+    holder: str = ""
 
 
 # ---- commands: moves -------------------------------------------------------------------------------
@@ -230,12 +235,16 @@ class Halt(NamedTuple):
 
 
 class FindPlacement(NamedTuple):
-    """Find a placement without the lost nodes from ``step`` on; ``PlacementFound`` or ``NoPlacementFound`` answers."""
+    """Find a placement without the lost nodes from ``step`` on; ``PlacementFound`` or ``NoPlacementFound`` answers.
+
+    ``doubted`` are living nodes that it does without, this once.
+    """
 
     placement_number: int
     part: Plan
     lost: tuple[str, ...]
     step: int
+    doubted: tuple[str, ...] = ()
 
 
 class ShowStep(NamedTuple):

@@ -51,6 +51,7 @@ from ringtune.run_control.recovery import (
     RESUME,
     AwaitedNodes,
     BadSteps,
+    DisputedCopies,
     LinkOpenings,
     OwnErrors,
     Recovery,
@@ -143,7 +144,7 @@ class RunStateMachine:
         self._checking = self._checked = -1  # index of a turn
         self._opened_at: int | None = None  # step to which the run has gone back last because of a lost link
         self._opened_s = 0.0  # when it did so first
-        self._openings = LinkOpenings()
+        self._openings, self._disputed = LinkOpenings(), DisputedCopies()
         self._broken_link: rd.LinkFailed | None = None  # the last one between living nodes
         self._before: Turn | None = None  # the last turn that was granted before the last recovery
         self._returned = list[str]()  # left-out owners that are back, to be taken in at the next turn boundary
@@ -696,12 +697,18 @@ class RunStateMachine:
             recovery.place(self._required_migration.plan, part.placement, self._gone)  # as it was: nobody is missing
             self._next_stage(recovery)
         else:
-            self._commands.append(recovery.find_placement(part, tuple(sorted(self._gone))))
+            doubted = tuple(node for node in self._disputed.doubted if self._course.owner(node) is None)
+            self._commands.append(recovery.find_placement(part, tuple(sorted(self._gone)), doubted))
 
     def _on_answer(self, recovery: Recovery, event: rd.Event) -> None:
         """Take a node's answer or the placement; move after all have stopped, train after all have moved."""
         match event:
             case rd.MoveFailed(node, placement_number, error, message) if placement_number == recovery.placement_number:
+                holder = event.holder if event.holder in self._nodes else ""
+                if holder and (first := self._disputed.take(node, holder)):
+                    problem = f"{message}; node {first} has said so of node {holder} too"
+                    self._go_on_without(rd.NodeFailed(holder, PeerLostError.__name__, problem))
+                    return
                 if error not in _UNREACHED and node in recovery.returned:  # the others go on without it
                     self._on_node_failed(rd.NodeFailed(node, PeerLostError.__name__, message))
                     return
@@ -715,6 +722,10 @@ class RunStateMachine:
                 recovery.problem = message  # the node that it misses will be missed by all, or time runs out
                 recovery.stuck.append(node)
             case rd.NoPlacementFound(placement_number, error, message) if placement_number == recovery.placement_number:
+                if self._disputed.doubted:
+                    self._disputed.trust()
+                    self._find_placement(recovery)
+                    return
                 lost = [node for node in recovery.lost if node in self._gone]
                 problem = f"node {', '.join(recovery.lost)} is lost, and {message}"
                 if not recovery.is_old and (failed := self._own.of(lost)) is not None:  # not awaited: it is there
@@ -747,6 +758,7 @@ class RunStateMachine:
         before = self._required_migration.plan.course
         self._recovery = None
         self.awaited.end()
+        self._disputed.trust()
         for node, sources in recovery.sources.items():
             self._kept.fetched(node, sources)
         if recovery.step:

@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -276,6 +277,28 @@ def test_absent_hosts_are_done_without_and_owners_are_not() -> None:
     stays = AbsentNodes(Resume(plan=stale, manifests=(manifest(8, stale),)), JOB)
     assert stays.instead(["a", "b", "d"], stale.nodes) == ()
     assert "depends on the ring" in stays.need_reason(["c"])
+
+
+@pytest.mark.parametrize(
+    ("is_resumed", "num_shards", "saved", "problem"),
+    [
+        (True, 2, [control_pb2.SavedPart(blocks=range(1 << 16)), *[control_pb2.SavedPart()] * 4095], ""),
+        (True, 3, [], "3 shards and 0 files of 0 blocks beside them; 2, 4,096 and 65,536 are"),
+        (True, 2, [control_pb2.SavedPart()] * 4097, "2 shards and 4,097 files"),
+        (True, 0, [control_pb2.SavedPart(blocks=range(1 << 15))] * 3, "3 files of 98,304 blocks"),
+        (False, 1, [], "1 shards and 0 files of 0 blocks beside them; 0, 0 and"),
+        (False, 0, [control_pb2.SavedPart()], "1 files"),
+    ],
+)
+def test_disk_has_no_more_than_can_be(
+    is_resumed: bool, num_shards: int, saved: list[control_pb2.SavedPart], problem: str
+) -> None:
+    """A node says no more than it was asked of its shards, and a bounded number of files; nothing where it has none."""
+    checkpoints = CheckpointManager("r", JOB, Resume(plan=PLAN, manifests=CHECKPOINTS) if is_resumed else None)
+    states = [control_pb2.ShardState(step=step) for step in range(num_shards)]
+    with pytest.raises(IntegrityError, match=f"node a says .*{problem}") if problem else nullcontext():
+        checkpoints.note_states("a", states, saved)
+    assert ("a" in checkpoints._parts) is not bool(problem)
 
 
 def complaint(node: str) -> rd.NodeFailed:

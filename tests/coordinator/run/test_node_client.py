@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -464,10 +464,15 @@ class Inspected(control_pb2_grpc.AgentServicer):
 
 
 def inspect_all(
-    nodes: dict[str, Inspected], own: ModelManifest | None = None, refused: Inspected | None = None
+    nodes: dict[str, Inspected],
+    own: ModelManifest | None = None,
+    refused: Inspected | None = None,
+    spare: Mapping[str, list[RingTuneError]] | None = None,
 ) -> list[RingTuneError]:
-    """Inspect nodes at once, after one that takes no part in the run, and return the failures."""
+    """Inspect nodes at once, after one that takes no part in the run, and return the failures; fill ``spare``."""
     models, answers = AgreedModel(lambda: own), queue.SimpleQueue[RingTuneError | None]()
+    if spare is not None:
+        models.may_leave_out(spare, lambda node, error: spare[node].append(error))
     models.expect(nodes)
     with ExitStack() as stack:
 
@@ -514,6 +519,14 @@ def test_run_whose_nodes_have_different_models_is_refused_with_both(tmp_path: Pa
     for part in ("nodes a and b have different models: tensor ", "put the same folder on both"):
         assert part in str(error)
     assert inspect_all({"a": Inspected(folder), "c": Inspected(None)}, refused=Inspected(evil)) == []
+    # Of three copies two agree: a third one is left out where its node may be, else the run is refused with both
+    nodes = {"a": Inspected(evil), "b": Inspected(folder), "c": Inspected(None), "d": Inspected(folder)}
+    left_out: dict[str, list[RingTuneError]] = {"a": [], "d": []}
+    assert inspect_all(nodes, spare=left_out) == []
+    assert nodes["c"].told == ["", ModelSource(folder).manifest.sha256] and not left_out["d"]
+    assert "it has another model than most: nodes a and b have different models: tensor" in str(*left_out["a"])
+    (error,) = inspect_all(nodes, spare={"b": [], "d": []})
+    assert isinstance(error, ModelError) and "nodes a and b have different models" in str(error)
 
 
 def test_manifest_that_can_not_be_read_is_of_its_sender(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,6 +127,43 @@ def test_run_begins_without_a_host_whose_facts_can_not_be(
     assert any(f"node b: {why}" in note and note.endswith("the run begins without node b") for note in outcome.notes)
 
 
+def _models_of(**digests: str) -> dict[str, dict[str, Any]]:
+    """Options of nodes whose models have these digests; c owns no rows."""
+    return {
+        name: {
+            "facts_changes": {"model": dataclasses.replace(MODEL, digest=digest * 64)},
+            "rows": 0 if name > "b" else 4,
+        }
+        for name, digest in digests.items()
+    }
+
+
+def test_run_begins_without_a_host_with_another_model_than_most() -> None:
+    """Two of three agree; the host with the third model has no rows."""
+    agents = _models_of(a="e", b="e", c="f")
+    with FakeCluster(*agents, agents=agents) as cluster:
+        outcome = run(cluster, num_nodes=3)
+        assert cluster.agents["c"].released.wait(CALL_S)
+    assert set(outcome.report["nodes"]) == {"a", "b"}
+    (note,) = [note for note in outcome.notes if note.endswith("the run begins without node c")]
+    assert "node c: it has another model (ffffffffffff…) than node a, b (eeeeeeeeeeee…); copy the same folder" in note
+
+
+@pytest.mark.parametrize(
+    ("digests", "told"),
+    [
+        ({"a": "e", "c": "f"}, "nodes a and c have different models"),
+        ({"a": "f", "b": "e", "c": "e"}, r"node a: it has another model \(f{12}…\) than node b, c \(e{12}…\); copy"),
+        ({"a": "e", "b": "f", "c": "d"}, "nodes a and b have different models"),
+    ],
+)
+def test_run_without_a_majority_or_of_an_owner_with_another_model_ends(digests: dict[str, str], told: str) -> None:
+    """Neither is removed where one is as many as the other, or the run needs its rows."""
+    agents = _models_of(**digests)
+    with FakeCluster(*agents, agents=agents) as cluster, pytest.raises(ModelError, match=told):
+        run(cluster, num_nodes=len(agents))
+
+
 def test_run_without_a_node_whose_facts_can_be_ends_with_the_facts_of_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is left to plan with."""
     tell_facts(monkeypatch, {"memory_bytes": -1})
