@@ -26,7 +26,8 @@ import functools
 import importlib.util
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 MODEL_NAME: Final = "model.gguf"
 LORA_NAME: Final = "lora.gguf"
 MODELFILE: Final = "Modelfile"
+_EOS: Final = "eos_token"
 
 _HAS_WINDOWS: Final = {"gemma2": 2, "gemma3_text": 6}
 """Models whose windows llama.cpp applies -> n, where every n-th layer has none."""
@@ -153,20 +155,37 @@ def write_lora(tensors: TensorFile, described: Mapping[str, Any], config: Mappin
     _write(writer, found)
 
 
-def modelfile(source: str, *, adapter: str = "", stop: str = "") -> str:
-    """Return a ``Modelfile`` of Ollama: the model or base model, an adapter, and the token that ends an answer."""
+def modelfile(source: str, *, adapter: str = "", stops: Sequence[str] = ()) -> str:
+    """Return a ``Modelfile`` of Ollama: the model or base model, an adapter, and the tokens that end an answer."""
     lines = [
         f"FROM {source}",
         f"ADAPTER {adapter}" if adapter else "",
-        f"PARAMETER stop {json.dumps(stop)}" * bool(stop),
+        *(f"PARAMETER stop {json.dumps(stop)}" for stop in stops),
     ]
     return "".join(f"{line}\n" for line in lines if line)
 
 
-def end_token(folder: Path) -> str:
-    """Text of the token that ends a text by ``tokenizer_config.json``; empty if it names none."""
-    found = read_json(folder / SETTINGS_FILE).get("eos_token") if (folder / SETTINGS_FILE).is_file() else None
-    return str(found.get("content", "") if isinstance(found, dict) else found or "")
+def end_tokens(folder: Path, template: str = "") -> list[str]:
+    """Texts of the tokens that end an answer.
+
+    They are the token that ends a text by ``tokenizer_config.json``, and the special token that stands most often
+    next behind a ``content`` in the chat template: ``{{ message.content }}<|im_end|>``.
+
+    Args:
+        folder: of the model.
+        template: that the model answers by; empty = its own.
+    """
+    paths = (folder / SETTINGS_FILE, folder / WHOLE_FILE)
+    settings, whole = (read_json(path) if path.is_file() else {} for path in paths)
+    named = settings.get(_EOS)
+    found = [str(named.get("content", "") if isinstance(named, dict) else named or "")]
+    special = [token["content"] for token in whole.get("added_tokens", ()) if token.get("special")]
+    behind: Counter[str] = Counter()
+    for part in (template or chat_templates(folder).get("default", "")).split("content")[1:]:
+        places = {part.find(token): token for token in sorted((*special, _EOS), key=len) if token and token in part}
+        behind.update(places[place] for place in sorted(places)[:1])
+    found += [token for token, _ in behind.most_common(1) if token != _EOS]
+    return list(dict.fromkeys(token for token in found if token))
 
 
 def _require_gguf() -> None:

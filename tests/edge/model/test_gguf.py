@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from coordinator.api import export
 from coordinator.api.export import export_run, model_contents
-from coordinator.api.gguf import gguf_refusal, write_model
+from coordinator.api.gguf import end_tokens, gguf_refusal, modelfile, write_model
 from coordinator.client.saved_run import read_run
 from edge.model import merge
 from edge.model.merge import merge_run
@@ -30,6 +30,7 @@ from ringtune.job.job import load_job
 from ringtune.models.conversations import TEMPLATES
 from ringtune.models.family import CAUSAL_LM, CHAT
 from ringtune.models.folder import read_config, with_old_rope
+from tests.support import chat_models
 from tests.support import whole_models as whole
 from tests.support.chat_models import write_tokenizer
 from tests.support.in_process import calling
@@ -301,6 +302,25 @@ def test_byte_level_tokenizers_have_llama_cpps_name(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=r"no tokenizer like .* use --format gguf-lora") as refused:
             tokenizer_fields(tmp_path, odd)
         assert word in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("template", "stops"),
+    [
+        (chat_models.LLAMA, ["</s>", "<|eot|>"]),
+        (chat_models.GEMMA, ["</s>", "<|end|>"]),
+        (chat_models.QWEN_3, ["</s>", "<|im_end|>"]),
+        (TEMPLATES["chatml"], ["</s>", "<|im_end|>"]),
+        (TEMPLATES["zephyr"], ["</s>"]),
+        ("{{ messages }}", ["</s>"]),
+    ],
+)
+def test_modelfile_stops_where_the_template_ends_an_answer(tmp_path: Path, template: str, stops: list[str]) -> None:
+    """The end of a turn, where that is no end of a text; by the model's own template or a given one."""
+    own = chat_models.write_tokenizer(tmp_path / "own", template)
+    assert end_tokens(own) == end_tokens(chat_models.write_tokenizer(tmp_path / "base"), template) == stops
+    lines = [f'PARAMETER stop "{stop}"' for stop in stops]
+    assert modelfile("./a.gguf", stops=stops).splitlines() == ["FROM ./a.gguf", *lines]
 
 
 def test_pieces_are_scored_by_the_merge_that_makes_them(tmp_path: Path) -> None:
