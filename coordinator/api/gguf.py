@@ -10,6 +10,7 @@ what                      in GGUF
 ========================  ==========================================================================================
 query, key of Llama       the two halves of each head interleaved, since llama.cpp turns neighbouring values
 norms of Gemma            1 added, which transformers adds in forward
+multipliers of Granite    facts, each as its own; its query and key are as Llama's
 matrices of GPT-2         transposed, outputs first
 Llama 3's rope scaling    a tensor of factors, one for each pair of values
 layers with a window      computed as such for Gemma 2 and 3; for others the context length is at most the window
@@ -59,6 +60,13 @@ _HAS_WINDOWS: Final = {"gemma2": 2, "gemma3_text": 6}
 _ARCHITECTURES: Final = {"mistral": "llama", "gemma3_text": "gemma3"}
 """``model_type`` -> name in GGUF, where they differ."""
 
+_GRANITE: Final = {
+    "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+}
+"""Multiplier of a Granite, 1 if its config has none -> its name in GGUF; 0 is none there."""
 _LOCAL_BASE: Final = 10000.0
 _ACTIVATIONS: Final = {"gpt2": ("gelu_new",), **dict.fromkeys(ADDS_ONE, ("gelu_pytorch_tanh", "gelu_new"))}
 
@@ -66,7 +74,7 @@ _ACTIVATIONS: Final = {"gpt2": ("gelu_new",), **dict.fromkeys(ADDS_ONE, ("gelu_p
 def gguf_refusal(config: Mapping[str, Any]) -> str:
     """Say why llama.cpp can't compute a model of this checked config as transformers does; empty if it can."""
     name, size = config["model_type"], model_dimensions(config)
-    if FAMILIES[name].generic:
+    if FAMILIES[name].generic and name != "granite":
         return f"RingTune does not know llama.cpp's form of a {name}"
     activation = str(config.get("hidden_activation") or config.get("hidden_act") or config.get("activation_function"))
     if activation not in (known := _ACTIVATIONS.get(name, ("silu",))):
@@ -222,6 +230,9 @@ def _add_facts(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_head_count_kv(size.kv_heads)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
+    if config["model_type"] == "granite":
+        for key, fact in _GRANITE.items():
+            writer.add_float32(f"granite.{fact}", config.get(key, 1.0))
     for add in (writer.add_key_length, writer.add_value_length, writer.add_rope_dimension_count):
         add(size.head_width)
     if window and is_windowed:

@@ -300,7 +300,8 @@ def make_plan(
 
     ways = courses_to_try(job, draft.course, nodes)
     planned, too_large = first_fit(ways, place)
-    choice = planned.choice and dataclasses.replace(planned.choice, too_large=too_large if len(ways) > 1 else None)
+    has_types = len({way.frozen for way in ways}) > 1
+    choice = planned.choice and dataclasses.replace(planned.choice, too_large=too_large if has_types else None)
     planned = dataclasses.replace(
         planned, choice=choice, num_searched=effort.counts["layouts"], search_s=effort.now_s() - began_s
     )

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from coordinator.planner.draft import Draft
-from ringtune.costs.activation_costs import projected_gain
+from ringtune.costs.activation_costs import mean_gain, projected_gains
 from ringtune.costs.links import takes_parcels
 from ringtune.costs.memory_estimate import (
     BEST,
@@ -160,15 +160,15 @@ class MemoryCaps:
                 lambda saving: self._estimate_of(node, start, stop, above, saving).total_bytes,
                 self.facts[node],
                 may_project=policy.may_project,
-                gain=self.projected_gain(node),
+                gain=self.projected_gain(node, kept),
                 first_is_small=has_lowest and self._sizes[node].lowest_token_bytes > 0,
             )
         return found
 
-    def projected_gain(self, node: str) -> float:
-        """Seconds that projections take off a backward, over a forward; 0 if a step trains one group of units."""
+    def projected_gain(self, node: str, kept: Range) -> float:
+        """Seconds that projections take off these blocks' backward, over their forward; 0 if steps train groups."""
         in_groups = self.draft.course.method.full_parameters
-        return 0.0 if in_groups else projected_gain(self._projected, self.facts[node].model)
+        return 0.0 if in_groups else mean_gain(projected_gains(self._projected, self.facts[node].model), *kept)
 
     def kept_blocks(self, start: int, stop: int) -> Range:
         """The blocks of [start, stop) that keep activations for a backward: from the lowest trained one on."""

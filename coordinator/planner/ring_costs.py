@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from coordinator.planner.draft import Draft
 from ringtune.costs.action_costs import CourseCosts, NodeCosts, TopShare
-from ringtune.costs.activation_costs import projected_gain
+from ringtune.costs.activation_costs import mean_gain, projected_gains
 from ringtune.costs.profile import Profile
 from ringtune.schedule.actions import Op, Payload
 from ringtune.schedule.batches import num_batches
@@ -348,7 +348,8 @@ def ring_costs(draft: Draft, profile: Profile) -> RingCosts:
     graph, graph_lowest = block(Op.FORWARD, lowest=False), block(Op.FORWARD, lowest=True)
     back, back_lowest = tuple(map(backward, names)), block(Op.BACKWARD, lowest=True)
     middle = course.num_blocks // 2  # boundaries may differ in width; the judge of rings knows each
-    gain = projected_gain(draft.saving.projected(course), profile.by_name[names[0]].model)
+    gains = projected_gains(draft.saving.projected(course), profile.by_name[names[0]].model)
+    gain = mean_gain(gains, draft.private_blocks, course.num_blocks)
     projected = _projected(graph, back, trained_above * gain)
     projected_lowest = _projected(graph_lowest, back_lowest, gain)
     hidden, grad = (_pairs(costs, names, one, middle, size) for one in (Payload.HIDDEN, Payload.GRAD))

@@ -303,8 +303,8 @@ class LossResult:
         why: why the run ends, or waits.
         awaited: owners for which it waits.
         layout: in which it goes on; empty if it ends.
-        seconds: of the move to this layout by the planner's formula, without those in which the loss is noticed; None
-            if the run ends.
+        seconds: of the move to this layout by the planner's formula, without those in which the loss is noticed; 0 if
+            no blocks move, None if the run ends.
     """
 
     lost: tuple[str, ...]

@@ -131,6 +131,7 @@ def inspect(
         else (),
         cut_rows=dataset.cut_rows if dataset else 0,
         users=dataset.users if dataset else (),
+        prompt_tokens=dataset.prompt_tokens if dataset else 0,
         memory_bytes=device_budget(memory_bytes, device, sharing=options.device_nodes),
         threads=threads,
         device=device,

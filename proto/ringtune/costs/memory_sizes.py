@@ -19,7 +19,7 @@ import math
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from ringtune.config.optimizers import state_bytes
 from ringtune.costs.offload_costs import kinds_of_users, set_bytes
@@ -623,7 +623,7 @@ def _vector_values(course: Course, model: ModelFacts) -> int:
     return max(of_pairs, of_layers)  # a block has one or the other
 
 
-def projected_values(course: Course, model: ModelFacts, *, has_dropout: bool) -> list[int]:
+def projected_values(course: Course, model: ModelFacts, *, has_dropout: bool) -> tuple[int, ...]:
     """Values per token that VeLoRA saves in each block; negative if others keep all inputs of its layers.
 
     Example: 3,072 inputs in 32 parts are 32 numbers, so 3,040 values less. Random vectors differ by layer: three layers
@@ -631,9 +631,16 @@ def projected_values(course: Course, model: ModelFacts, *, has_dropout: bool) ->
     """
     velora = course.velora
     if velora is None:
-        return [0] * model.num_blocks
-    found = [
-        model.repeats * sum(kept.saved_values(velora, has_dropout=has_dropout) for kept in inputs)
-        for inputs in model.block_inputs
-    ]
-    return found if len(found) == model.num_blocks else [min(found)] * model.num_blocks
+        return (0,) * model.num_blocks
+    saved = (
+        sum(kept.saved_values(velora, has_dropout=has_dropout) for kept in inputs) for inputs in model.block_inputs
+    )
+    return of_blocks([model.repeats * values for values in saved], model.num_blocks)
+
+
+_Number = TypeVar("_Number", int, float)
+
+
+def of_blocks(values: Sequence[_Number], num_blocks: int) -> tuple[_Number, ...]:
+    """Return a value for each block: those of ``ModelFacts.block_inputs``, or the least of them for all."""
+    return tuple(values) if len(values) == num_blocks else (min(values),) * num_blocks

@@ -51,6 +51,12 @@ GEMMA_3: dict[str, Any] = {
     "layer_types": ["sliding_attention"] * 4,
     "rope_local_base_freq": 10000.0,
 }
+GRANITE: dict[str, Any] = {
+    "attention_multiplier": 0.5,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.25,
+    "logits_scaling": 4.0,
+}
 SMOLLM_3: dict[str, Any] = {"no_rope_layers": [1, 1, 1, 0]}
 SPECIAL: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>"}
 IDS = torch.tensor([[3, 5, 9, 20, 33]])
@@ -109,7 +115,12 @@ def read_by_hand(path: Path, heads: int, kv_heads: int, *, is_interleaved: bool,
 
 @pytest.mark.parametrize(
     ("model_type", "changes", "is_interleaved", "added"),
-    [("mistral", {}, True, 0.0), ("smollm3", SMOLLM_3, True, 0.0), ("gemma", {}, False, 1.0)],
+    [
+        ("mistral", {}, True, 0.0),
+        ("smollm3", SMOLLM_3, True, 0.0),
+        ("granite", GRANITE, True, 0.0),
+        ("gemma", {}, False, 1.0),
+    ],
 )
 def test_values_are_those_of_the_merged_model(
     tmp_path: Path, model_type: str, changes: dict[str, Any], is_interleaved: bool, added: float
@@ -207,6 +218,12 @@ def test_facts_are_those_of_the_config(tmp_path: Path) -> None:
     assert fields["general.architecture"].contents() == "llama"
     assert fields["llama.context_length"].contents() == 7
     assert fields["llama.block_count"].contents() == 4
+    write_family(tmp_path / "granite", "granite", with_decoder=True, **GRANITE)
+    write_tokenizer(tmp_path / "granite")
+    write_model(tmp_path / "granite", tmp_path / "granite.gguf", name="tiny")
+    fields = gguf.GGUFReader(tmp_path / "granite.gguf").fields
+    names = ("attention.scale", "embedding_scale", "residual_scale", "logit_scale")
+    assert [fields[f"granite.{name}"].contents() for name in names] == list(GRANITE.values())
 
 
 @pytest.mark.parametrize(
@@ -219,6 +236,8 @@ def test_facts_are_those_of_the_config(tmp_path: Path) -> None:
         ("smollm3", {"no_rope_layers": [1, 0, 1, 0]}, "in every fourth layer"),
         ("qwen3", {"attention_bias": True}, "attention_bias adds vectors"),
         ("qwen2", {"rope_scaling": LLAMA_3}, "in Llama only, not in qwen2"),
+        ("granite", {"rope_scaling": LLAMA_3}, "in Llama only, not in granite"),
+        ("phi3", {}, "does not know llama.cpp's form of a phi3"),
     ],
 )
 def test_model_that_llama_cpp_computes_otherwise_is_refused(
