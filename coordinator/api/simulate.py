@@ -78,8 +78,7 @@ def simulate(
     if out is not None:
         check_out(Path(out))
     given = read_inputs(folder_of(plan), Path(profile) if profile is not None else None)
-    optimizer, dtype, audit = given.optimizer, given.dtype, given.audit
-    check_fits(given.plan, given.profile, optimizer=optimizer, dtype=dtype, audit=audit, shape=given.shape)
+    check_fits(given.plan, given.profile, given.settings, shape=given.shape)
     recording, same_run = read_recording(folder_of(trace), given.plan) if trace is not None else (None, False)
     measured = read_measured(given)
     wanted = plan_as_run(given.plan, measured)
@@ -87,9 +86,7 @@ def simulate(
         found = predict(
             wanted,
             given.profile,
-            optimizer=optimizer,
-            dtype=dtype,
-            audit=audit,
+            given.settings,
             samples=recording.samples if recording else None,
             same_run=same_run,
             start=measured.start if measured else None,

@@ -125,9 +125,7 @@ def what_if(
     question = WhatIf(
         plan=given.plan,
         profile=given.profile,
-        optimizer=given.optimizer,
-        dtype=given.dtype,
-        audit=given.audit,
+        settings=given.settings,
         shape=given.shape,
         changes=_texts(change),
         drop=tuple(drop),

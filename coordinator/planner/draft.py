@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
+from ringtune.costs.memory_sizes import DEFAULT_SETTINGS, MemorySettings
 from ringtune.costs.profile import ModelFacts, NodeFacts
 from ringtune.errors import CapacityError, DataError, ModelError
 from ringtune.job.job import Job, kinds_of
@@ -54,7 +55,6 @@ class Draft:
         has_room_for_all: whether a host's disk has to have room for such copies of all blocks that it does not host,
             whichever host is before it in the ring.
         helper_of: host -> the helper that fits the adapters of all its trainable blocks.
-        audit: share of the cells that are drawn in an audit; 0 = none is.
     """
 
     course: Course
@@ -70,9 +70,7 @@ class Draft:
     has_room_for_all: bool = False
     helper_of: Mapping[str, str] = field(default_factory=dict)
     helper_settings: HelperSettings = IN_STEP
-    audit: float = 0.0
-    optimizer: str = "adamw"
-    dtype: str = "float32"
+    settings: MemorySettings = DEFAULT_SETTINGS
 
     @staticmethod
     def of(plan: Plan) -> Draft:
@@ -89,11 +87,8 @@ class Draft:
         )
 
     def of_job(self, job: Job) -> Draft:
-        """Copy the draft with what nodes keep and repeat in a run of a job, its optimizer and its dtype."""
-        optimizer, dtype = job.train.optimizer, job.model.dtype
-        return dataclasses.replace(
-            self, keeps_best=job.keeps_best_on_disk, audit=job.audit_share, optimizer=optimizer, dtype=dtype
-        )
+        """Copy the draft with the settings of a job, and with what nodes keep in its run."""
+        return dataclasses.replace(self, keeps_best=job.keeps_best_on_disk, settings=MemorySettings.of_job(job))
 
     def with_choices(self, microbatches: int, wire_dtype: str) -> Draft:
         """Copy the draft with this number of micro-batches (0 = its own) and this wire dtype.

@@ -17,6 +17,7 @@ from coordinator.planner.draft import Draft
 from coordinator.planner.ring_costs import RingCosts, ring_costs, step_kinds
 from coordinator.planner.step_time import Ring, job_s, step_times
 from ringtune.costs.action_costs import CourseCosts, all_full, done_of
+from ringtune.costs.memory_sizes import MemorySettings
 from ringtune.costs.profile import Profile
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.course import Course
@@ -324,7 +325,8 @@ def plan_job_s(plan: Plan, profile: Profile, *, optimizer: str) -> float:
 
     By the formula; by the simulator if stages have several hosts, which the formula does not cover.
     """
-    placement, costs = plan.placement, ring_costs(dataclasses.replace(Draft.of(plan), optimizer=optimizer), profile)
+    placement, draft = plan.placement, dataclasses.replace(Draft.of(plan), settings=MemorySettings(optimizer))
+    costs = ring_costs(draft, profile)
     if placement.has_replicas:
         return simulated_steps_s(plan, profile, costs)
     costs = dataclasses.replace(costs, saving=lambda node, start, stop, above: planned_saving(plan, start, stop))

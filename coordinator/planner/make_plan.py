@@ -53,7 +53,7 @@ from ringtune.costs.memory_estimate import (
     parts_memory,
     refuse_full_moves,
 )
-from ringtune.costs.memory_sizes import Sizes
+from ringtune.costs.memory_sizes import MemorySettings, Sizes
 from ringtune.costs.memory_terms import MemoryEstimate
 from ringtune.costs.model_facts import model_facts
 from ringtune.costs.profile import LinkFacts, ModelFacts, NodeFacts, Profile
@@ -111,7 +111,7 @@ def helper_refusal(plan: Plan, node: NodeFacts, needs: MemoryEstimate) -> Capaci
 def _owner_remedy(caps: MemoryCaps) -> str:
     """Return the remedies for an owner without memory for embedding and head, which no other node can host for it."""
     lower = "lower train.batch_size or train.max_length, or let a node with more memory own its rows"
-    optimizer = caps.draft.optimizer
+    optimizer = caps.draft.settings.optimizer
     if caps.draft.course.method.full_parameters:
         keeps = f"; train.optimizer = 'adafactor' or 'sgd' keeps less than {optimizer!r}"
         return lower if optimizer in _SMALL_STATE else lower + keeps
@@ -268,9 +268,8 @@ def make_plan(
     check_blobs(draft.course, Sizes.of_job(job, draft.course, nodes[0]))
     if evaluation_only:
         course = keeping_all(dataclasses.replace(draft.course, num_steps=0, checkpoint_every=0))
-        draft = Draft(  # without training there are no helpers
-            course=course, private_blocks=draft.private_blocks, optimizer=draft.optimizer, dtype=draft.dtype
-        )
+        settings = draft.settings._replace(audit=0)  # without training there are no helpers, and no audit
+        draft = Draft(course=course, private_blocks=draft.private_blocks, settings=settings)
     alike = as_alike(nodes) if all(link.is_assumed for link in links) else None
     profile = Profile(nodes=alike or tuple(nodes), links=tuple(links))
     draft = _in_order(draft, profile)
@@ -499,16 +498,14 @@ def plan_memory(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> dict[st
     if not known:
         return {}
     here = Plan(plan.course, known)
-    return fullest(
-        parts_memory(here, facts, optimizer=job.train.optimizer, dtype=job.model.dtype, audit=job.audit_share)
-    )
+    return fullest(parts_memory(here, facts, MemorySettings.of_job(job)))
 
 
 def _in_order(draft: Draft, profile: Profile) -> Draft:
     """Sort the draft's owners in initiator order by the seconds that the head takes between them."""
     if not profile.links:
         return draft
-    costs = CourseCosts(draft.course, profile, optimizer=draft.optimizer)
+    costs = CourseCosts(draft.course, profile, optimizer=draft.settings.optimizer)
 
     def hand_over_s(source: str, target: str) -> float:
         link = costs.link(source, target)

@@ -282,7 +282,7 @@ def choose_replicas(
     judged = final.judge_all(one for _, one in rough.ranked[:_FINALISTS]).ranked
     if not judged:
         return None, ReplicasReason(why_not="the time for planning was used up")
-    costs = ring_costs(dataclasses.replace(Draft.of(plan), optimizer=drafts[0].optimizer), profile)
+    costs = ring_costs(dataclasses.replace(Draft.of(plan), settings=drafts[0].settings), profile)
     ring_s = simulated_steps_s(plan, profile, costs)
     best_s, best = judged[0]
     is_taken = best_s <= WORTH * ring_s

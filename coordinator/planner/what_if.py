@@ -17,6 +17,7 @@ from coordinator.planner.replan import placed_without
 from coordinator.planner.replicas import layout_text
 from ringtune.config.sections import SKIP_OWNER
 from ringtune.costs.action_costs import move_s
+from ringtune.costs.memory_sizes import MemorySettings
 from ringtune.costs.memory_terms import MemoryEstimate
 from ringtune.costs.profile import NodeFacts, Profile, TimedShape
 from ringtune.errors import CapacityError, PlanError, RingTuneError, StorageError, UsageError
@@ -192,7 +193,6 @@ class WhatIf:
     """A question: how does a plan run after some changes?
 
     Attributes:
-        audit: share of cells that the run draws in an audit.
         shape: of the batches for which the profile was timed.
         job: plan again for it; None = keep the plan.
         move_s: measured seconds of a move; None = by the planner's formula.
@@ -201,9 +201,7 @@ class WhatIf:
 
     plan: Plan
     profile: Profile
-    optimizer: str
-    dtype: str
-    audit: float = 0.0
+    settings: MemorySettings
     shape: TimedShape | None = None
     changes: tuple[str, ...] = ()
     drop: tuple[str, ...] = ()
@@ -214,7 +212,7 @@ class WhatIf:
 
     def before(self) -> PredictedPlan:
         """Predict the plan without changes; raises ``RingTuneError``."""
-        return self._predicted(self.plan, self.profile, self.shape, self.audit)
+        return self._predicted(self.plan, self.profile, self.settings, self.shape)
 
     def check(self, cells: Sequence[Sequence[str]]) -> None:
         """Refuse an invalid job or invalid cells of a sweep before any cell is computed.
@@ -236,8 +234,8 @@ class WhatIf:
                 profile, plan = drop_from_profile(profile, name), drop_from_plan(plan, name)
         else:
             profile, plan, note = self._planned(profile, self.job, changes)
-        audit = self.audit if self.job is None else self.job.audit_share
-        return self._predicted(plan, profile, None, audit, note)
+        settings = self.settings if self.job is None else MemorySettings.of_job(self.job)
+        return self._predicted(plan, profile, settings, note=note)
 
     def __call__(self, more: Sequence[str]) -> CellResult:
         """Compute a cell of a sweep; an error of its plan becomes part of the result."""
@@ -284,13 +282,12 @@ class WhatIf:
         return *change_plan(profile, planned.plan, of_plan), planned.note
 
     def _predicted(
-        self, plan: Plan, profile: Profile, shape: TimedShape | None, audit: float, note: str = ""
+        self, plan: Plan, profile: Profile, settings: MemorySettings, shape: TimedShape | None = None, note: str = ""
     ) -> PredictedPlan:
-        optimizer, dtype = self.optimizer, self.dtype
-        check_fits(plan, profile, optimizer=optimizer, dtype=dtype, audit=audit, shape=shape)
+        check_fits(plan, profile, settings, shape=shape)
         times = self.recorded.options(plan, self.profile, profile, self.add) if self.recorded else Times()
-        found = predict(plan, profile, optimizer=optimizer, dtype=dtype, audit=audit, move_s=self.move_s, **times)
-        memory = memory_bounds(plan, profile, optimizer=optimizer, dtype=dtype, audit=audit)
+        found = predict(plan, profile, settings, move_s=self.move_s, **times)
+        memory = memory_bounds(plan, profile, settings)
         left_out = tuple(node.node for node in profile.nodes if node.node not in plan.nodes)
         return PredictedPlan(plan=plan, prediction=found, memory=memory, left_out=left_out, note=note)
 
