@@ -101,7 +101,7 @@ def refusal(
 def helper_refusal(plan: Plan, node: NodeFacts, needs: MemoryEstimate) -> CapacityError:
     """Make the error that a helper has no memory for the adapters that it fits, beside its other parts of the plan."""
     helps = plan.placement.joined_helpers(node.node)
-    whose = ", ".join(f"{plan.placement.host_of(one.start)}'s blocks {one.text}" for one in helps)
+    whose = ", ".join(f"{plan.placement.host_of(helper.start)}'s blocks {helper.text}" for helper in helps)
     return CapacityError(
         f"node {node.node} needs {needs} to fit the adapters of {whose} but has {format_bytes(node.memory_bytes)}; let "
         "another node help (offload.mode), lower train.batch_size, or raise train.microbatches"
@@ -268,8 +268,8 @@ def make_plan(
     check_blobs(draft.course, Sizes.of_job(job, draft.course, nodes[0]))
     if evaluation_only:
         course = keeping_all(dataclasses.replace(draft.course, num_steps=0, checkpoint_every=0))
-        settings = draft.settings._replace(audit=0)  # without training there are no helpers, and no audit
-        draft = Draft(course=course, private_blocks=draft.private_blocks, settings=settings)
+        # without training there are no helpers
+        draft = Draft(course=course, private_blocks=draft.private_blocks, settings=draft.settings)
     alike = as_alike(nodes) if all(link.is_assumed for link in links) else None
     profile = Profile(nodes=alike or tuple(nodes), links=tuple(links))
     draft = _in_order(draft, profile)
@@ -371,8 +371,8 @@ def _judged_again(
 ) -> Settled:
     """Judge the chosen ring with its settled operations, and with equal counts for all nodes."""
 
-    def judged(one: Job) -> tuple[Candidate, RingCosts]:
-        operations = settled(one, drafted, model, profile).course.choice
+    def judged(variant: Job) -> tuple[Candidate, RingCosts]:
+        operations = settled(variant, drafted, model, profile).course.choice
         course = dataclasses.replace(choice.best.draft.course, choice=operations)
         draft = dataclasses.replace(choice.best.draft, course=course)
         return judged_again(choice.best, draft, profile, choice.costs, effort=effort)
