@@ -118,7 +118,7 @@ def _moves(report_file: Path) -> list[tuple[int, float, str]]:
     """Return (placement number, seconds, problem or empty) of each move of a run; empty without a report."""
     entries = read_run_file(report_file).get("moves", []) if report_file.is_file() else []
     try:
-        return [(int(one["to"]), float(one["seconds"]), str(one.get("problem", ""))) for one in entries]
+        return [(int(entry["to"]), float(entry["seconds"]), str(entry.get("problem", ""))) for entry in entries]
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise IntegrityError(f"{report_file}: moves is no list of moves; copy the run's folder again") from error
 
@@ -226,12 +226,12 @@ def _require(is_right: bool, path: Path, what: str) -> None:
 
 
 def _sent_bytes(links: object, path: Path) -> dict[tuple[str, str], int]:
-    found = {}
+    sent_bytes = {}
     for name, num_bytes in links.items() if isinstance(links, dict) else ():
         source, arrow, target = name.partition(">")
         _require(bool(arrow) and isinstance(num_bytes, int), path, f"{json.dumps(name)} is no link with bytes")
-        found[source, target] = num_bytes
-    return found
+        sent_bytes[source, target] = num_bytes
+    return sent_bytes
 
 
 def plan_as_run(plan: Plan, measured: MeasuredRun | None) -> Plan:
@@ -241,7 +241,9 @@ def plan_as_run(plan: Plan, measured: MeasuredRun | None) -> Plan:
     course = plan.course
     if measured.unfreeze_at is not None:
         course = course.with_method(course.method.decided(measured.unfreeze_at))
-    return Plan(course, tuple(one for one in plan.placements if one.placement_number not in measured.stayed))
+    return Plan(
+        course, tuple(placement for placement in plan.placements if placement.placement_number not in measured.stayed)
+    )
 
 
 def measured_json(measured: MeasuredRun, predicted: Prediction) -> dict[str, Any]:

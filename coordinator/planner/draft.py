@@ -165,10 +165,10 @@ def courses_to_try(job: Job, course: Course, nodes: Sequence[NodeFacts]) -> tupl
 
     Each next one needs less memory.
     """
-    found: tuple[Course, ...] = (course,)
+    courses: tuple[Course, ...] = (course,)
     for technique in TECHNIQUES:
-        found = tuple(way for before in found for way in technique.courses(job, before, nodes))
-    return found
+        courses = tuple(way for before in courses for way in technique.courses(job, before, nodes))
+    return courses
 
 
 def with_timed_frozen(job: Job, draft: Draft, nodes: Sequence[NodeFacts]) -> Draft:
@@ -245,8 +245,8 @@ def agreed_labels(job: Job, nodes: Sequence[NodeFacts]) -> tuple[str, ...]:
         names = "tags" if name == "tag" else "classes"
         raise DataError(f"the owners' data has the {names} {list(labels)}, a classifier needs two; check {key}")
     for node in nodes:
-        for kind, found in (("training", node.labels), ("evaluation", node.eval_labels)):
-            outside = sorted(set(found) - set(labels))
+        for kind, own_labels in (("training", node.labels), ("evaluation", node.eval_labels)):
+            outside = sorted(set(own_labels) - set(labels))
             if outside:
                 names = "rows of class" if name == "class" else "words of tag"
                 raise DataError(
@@ -306,7 +306,7 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
 
 def racks_of(nodes: Iterable[NodeFacts]) -> tuple[Rack, ...]:
     """Return the racks of nodes, sorted, for the places of numbered copies."""
-    return tuple(sorted(Rack(one.node, one.rack) for one in nodes if one.rack))
+    return tuple(sorted(Rack(node.node, node.rack) for node in nodes if node.rack))
 
 
 MAX_EVAL_BATCHES: Final = 1 << 18

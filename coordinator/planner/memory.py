@@ -135,10 +135,10 @@ class MemoryCaps:
     def needed_bytes(self, node: str, start: int, stop: int, above: int) -> int:
         """Peak bytes of ``node`` if it hosts ``[start, stop)`` with ``above`` hosts above it."""
         key = (node, start, stop, above)
-        found = self._needed.get(key)
-        if found is None:
-            found = self._needed[key] = self.estimate_of(node, start, stop, above).total_bytes
-        return found
+        needed_bytes = self._needed.get(key)
+        if needed_bytes is None:
+            needed_bytes = self._needed[key] = self.estimate_of(node, start, stop, above).total_bytes
+        return needed_bytes
 
     def estimate_of(self, node: str, start: int, stop: int, above: int) -> MemoryEstimate:
         """Estimate by terms what ``node`` needs to host ``[start, stop)``, with as many hosts below as possible."""
@@ -150,11 +150,11 @@ class MemoryCaps:
         if policy.name == NONE:
             return KEEPS_ALL
         key = (node, start, stop, above)
-        found = self._savings.get(key)
-        if found is None:
+        slice_saved = self._savings.get(key)
+        if slice_saved is None:
             kept = self.kept_blocks(start, stop)
             has_lowest = kept.start == ever_trained(self.draft.course).lowest
-            found = self._savings[key] = slice_saving(
+            slice_saved = self._savings[key] = slice_saving(
                 policy.name,
                 kept,
                 lambda saving: self._estimate_of(node, start, stop, above, saving).total_bytes,
@@ -163,7 +163,7 @@ class MemoryCaps:
                 gain=self.projected_gain(node),
                 first_is_small=has_lowest and self._sizes[node].lowest_token_bytes > 0,
             )
-        return found
+        return slice_saved
 
     def projected_gain(self, node: str) -> float:
         """Seconds that projections take off a backward, over a forward; 0 if a step trains one group of units."""

@@ -163,8 +163,11 @@ class PredictedPlan:
     def _moves(self) -> list[dict[str, Any]]:
         course = self.plan.course
         return [
-            {"step": first_step(course, one), "slices": {piece.node: [piece.start, piece.stop] for piece in one.slices}}
-            for one in self.plan.placements[1:]
+            {
+                "step": first_step(course, placement),
+                "slices": {piece.node: [piece.start, piece.stop] for piece in placement.slices},
+            }
+            for placement in self.plan.placements[1:]
         ]
 
 
@@ -241,16 +244,16 @@ class WhatIf:
         """Compute a cell of a sweep; an error of its plan becomes part of the result."""
         values = tuple(split_change(text)[1] for text in more)
         try:
-            found = self.after(more)
+            planned = self.after(more)
         except RingTuneError as error:
             return CellResult(values=values, error=str(error))
-        node, share = found.fullest
+        node, share = planned.fullest
         return CellResult(
             values=values,
-            wall_s=found.prediction.wall_s,
-            bubble_share=found.prediction.bubble_share,
-            rows_per_s=found.rows_per_s,
-            trained_rows=found.trained_rows,
+            wall_s=planned.prediction.wall_s,
+            bubble_share=planned.prediction.bubble_share,
+            rows_per_s=planned.rows_per_s,
+            trained_rows=planned.trained_rows,
             fullest_node=node,
             fullest_share=share,
         )
@@ -286,10 +289,10 @@ class WhatIf:
     ) -> PredictedPlan:
         check_fits(plan, profile, settings, shape=shape)
         times = self.recorded.options(plan, self.profile, profile, self.add) if self.recorded else Times()
-        found = predict(plan, profile, settings, move_s=self.move_s, **times)
+        prediction = predict(plan, profile, settings, move_s=self.move_s, **times)
         memory = memory_bounds(plan, profile, settings)
         left_out = tuple(node.node for node in profile.nodes if node.node not in plan.nodes)
-        return PredictedPlan(plan=plan, prediction=found, memory=memory, left_out=left_out, note=note)
+        return PredictedPlan(plan=plan, prediction=prediction, memory=memory, left_out=left_out, note=note)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -351,21 +354,21 @@ def loss_result(plan: Plan, profile: Profile, job: Job, lost: tuple[str, ...]) -
     """Predict the loss of nodes at once, in the last placement of a plan, by the rules of a run of ``job``."""
     part, recovery = plan.parts[-1], job.recovery
     policy = RecoveryPolicy(leaves_out=recovery.owners == SKIP_OWNER, awaits_s=recovery.wait_s)
-    found = loss_outcome(part, lost, policy)
-    if found.ends:
-        return LossResult(lost=lost, why=found.ends)
-    gone, placement = tuple(node for node in lost if node not in found.awaited), part.placement
-    after = Plan(found.course, part.placements)
+    outcome = loss_outcome(part, lost, policy)
+    if outcome.ends:
+        return LossResult(lost=lost, why=outcome.ends)
+    gone, placement = tuple(node for node in lost if node not in outcome.awaited), part.placement
+    after = Plan(outcome.course, part.placements)
     try:
         placement = placed_without(after, job, profile, gone, Effort(seconds=_SEARCH_S)) if gone else placement
     except (CapacityError, StorageError) as error:
         return LossResult(lost=lost, why=str(error))
-    rows = f"own{'s' * (len(found.awaited) == 1)} rows, which no other node has"
+    rows = f"own{'s' * (len(outcome.awaited) == 1)} rows, which no other node has"
     return LossResult(
         lost=lost,
-        why=f"{', '.join(found.awaited)} {rows}" if found.awaited else "",
-        awaited=found.awaited,
-        layout=layout_text(Plan.of(found.course, dataclasses.replace(placement, placement_number=0, first_turn=0))),
+        why=f"{', '.join(outcome.awaited)} {rows}" if outcome.awaited else "",
+        awaited=outcome.awaited,
+        layout=layout_text(Plan.of(outcome.course, dataclasses.replace(placement, placement_number=0, first_turn=0))),
         seconds=move_s(part.placement, placement, profile.nodes[0]),
     )
 
@@ -383,8 +386,8 @@ def is_same_work(before: PredictedPlan, after: PredictedPlan) -> bool:
 
 def course_differences(before: PredictedPlan, after: PredictedPlan) -> dict[str, tuple[str, str]]:
     """Return the fields of the course that differ, with both values: ``{"num_steps": ("60", "120")}``."""
-    one, other = _figures(before.plan.course), _figures(after.plan.course)
-    return {name: (one[name], other[name]) for name in one if one[name] != other[name]}
+    first, other = _figures(before.plan.course), _figures(after.plan.course)
+    return {name: (first[name], other[name]) for name in first if first[name] != other[name]}
 
 
 def _figures(course: Course) -> dict[str, str]:
@@ -393,22 +396,22 @@ def _figures(course: Course) -> dict[str, str]:
     return {"method": course.method.name, **values, "owners": owners}
 
 
-def job_differences(run: Job, asked: Job) -> dict[str, tuple[str, str]]:
+def job_differences(run: Job, changed: Job) -> dict[str, tuple[str, str]]:
     """Return the keys in which two jobs differ, with both values; paths are not compared."""
-    one, other = (_keys(job) for job in (run, asked))
-    names = [name for name in dict.fromkeys((*one, *other)) if one.get(name) != other.get(name)]
-    return {name: (one.get(name, "nothing"), other.get(name, "nothing")) for name in names if name not in _PATHS}
+    first, other = (_keys(job) for job in (run, changed))
+    names = [name for name in dict.fromkeys((*first, *other)) if first.get(name) != other.get(name)]
+    return {name: (first.get(name, "nothing"), other.get(name, "nothing")) for name in names if name not in _PATHS}
 
 
 def _keys(job: Job) -> dict[str, str]:
-    found, section = {}, ""
+    values, section = {}, ""
     for line in job.to_toml().splitlines():
         if line.startswith("["):
             section = line.strip("[]")
         elif line:
             key, _, value = line.partition(" = ")
-            found[f"{section}.{key}"] = value
-    return found
+            values[f"{section}.{key}"] = value
+    return values
 
 
 def difference_text(differences: dict[str, tuple[str, str]]) -> str:
