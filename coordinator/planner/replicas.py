@@ -53,6 +53,22 @@ class ReplicasReason:
         """Seconds of all steps of the plan that was taken; None if nothing was judged."""
         return None if not self.judged else self.judged[0][1] if self.is_taken else self.ring_s
 
+    def lines(self, seconds: Callable[[float], str]) -> list[str]:
+        """Write the judgement as lines."""
+        if self.why_not:
+            return [f"  each block has one host: {self.why_not}"]
+        ring = ("one host for each block", self.ring_s)
+        first, *others = sorted([*self.judged, ring], key=lambda pair: pair[1])
+        if not self.is_taken:
+            return [
+                f"  placement.replicas: {_told(self.judged[0], seconds)}, not much faster than {_told(ring, seconds)}"
+            ]
+        lines = [f"  all steps: {seconds(first[1])} by the simulator"]
+        told = others[:_TOLD] if ring in others[:_TOLD] else [*others[: _TOLD - 1], ring]
+        lines += [f"  {'second best' if layout is others[0] else 'other'}: {_told(layout, seconds)}" for layout in told]
+        more = self.num_rough + 1 - len(told) - 1
+        return lines + ([f"  {more} more were simulated"] if more > 0 else [])
+
 
 def layout_text(plan: Plan) -> str:
     """Name stages and micro-batches: ``[0, 6) on a, b; [6, 12) on c with 8 micro-batches``, with shares if unequal."""
@@ -62,23 +78,6 @@ def layout_text(plan: Plan) -> str:
         names = (f"{piece.node} x{piece.share}" if has_shares else piece.node for piece in stage)
         parts.append(f"{stage[0].text} on {', '.join(names)}")
     return f"{'; '.join(parts)} with {plan.course.microbatches} micro-batches"
-
-
-def replicas_lines(reason: ReplicasReason, seconds: Callable[[float], str]) -> list[str]:
-    """Write the judgement as lines."""
-    if reason.why_not:
-        return [f"  each block has one host: {reason.why_not}"]
-    ring = ("one host for each block", reason.ring_s)
-    first, *others = sorted([*reason.judged, ring], key=lambda pair: pair[1])
-    if not reason.is_taken:
-        return [
-            f"  placement.replicas: {_told(reason.judged[0], seconds)}, not much faster than {_told(ring, seconds)}"
-        ]
-    lines = [f"  all steps: {seconds(first[1])} by the simulator"]
-    told = others[:_TOLD] if ring in others[:_TOLD] else [*others[: _TOLD - 1], ring]
-    lines += [f"  {'second best' if layout is others[0] else 'other'}: {_told(layout, seconds)}" for layout in told]
-    more = reason.num_rough + 1 - len(told) - 1
-    return lines + ([f"  {more} more were simulated"] if more > 0 else [])
 
 
 def _told(layout: tuple[str, float], seconds: Callable[[float], str]) -> str:
