@@ -258,12 +258,10 @@ class _Simulated:
 
     def enters(self, part: Plan, now_s: float) -> Conditions:
         """Open the accounts of a placement that holds from now on."""
-        (optimizer, dtype, _), embedding_bytes, control_latency_s, keep_spans, samples, same_run, seed = self._options
-        costs = CourseCosts.of(part, self._profile, optimizer=optimizer)
+        settings, embedding_bytes, control_latency_s, keep_spans, samples, same_run, seed = self._options
+        costs = CourseCosts.of(part, self._profile, optimizer=settings.optimizer)
         items = Items(costs)
-        ledger = MemoryLedger(
-            part, self._profile.by_name, items, optimizer=optimizer, dtype=dtype, embedding_bytes=embedding_bytes
-        )
+        ledger = MemoryLedger(part, self._profile.by_name, items, settings, embedding_bytes=embedding_bytes)
         medians = ProfileTimes(costs, items, ledger.effect)
         times: ProfileTimes | RecordedTimes = medians
         if samples is not None:

@@ -38,12 +38,10 @@ class MemoryCaps:
     def __init__(self, draft: Draft, facts: Mapping[str, NodeFacts]) -> None:
         self.draft, self.facts = draft, facts
         self._owners = {owner.node for owner in draft.course.owners}
-        optimizer, dtype, self._audit = draft.settings
+        self._audit = draft.settings.audit
         self._course = draft.with_helper_settings(draft.course)
         self._projected = draft.with_helper_settings(draft.saving.projected(draft.course))
-        self._sizes = {
-            name: Sizes.at(self._projected, node, optimizer=optimizer, dtype=dtype) for name, node in facts.items()
-        }
+        self._sizes = {name: Sizes.at(self._projected, node, draft.settings) for name, node in facts.items()}
         self._savings: dict[tuple[str, int, int, int], SliceSaving] = {}
         self._needed: dict[tuple[str, int, int, int], int] = {}
 

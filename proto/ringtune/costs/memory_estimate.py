@@ -289,10 +289,9 @@ def parts_memory(
     plan: Plan, facts: Mapping[str, NodeFacts], settings: MemorySettings
 ) -> list[dict[str, MemoryEstimate]]:
     """Estimate the memory of each node in each placement of a plan, at its fullest moment."""
-    optimizer, dtype, audit = settings
-    sizes = {node: Sizes.at(plan.course, facts[node], optimizer=optimizer, dtype=dtype) for node in plan.nodes}
+    sizes = {node: Sizes.at(plan.course, facts[node], settings) for node in plan.nodes}
     return [
-        {node: memory_estimate(part.course, Share.of(part, node, audit), sizes[node]) for node in part.nodes}
+        {node: memory_estimate(part.course, Share.of(part, node, settings.audit), sizes[node]) for node in part.nodes}
         for part in plan.parts
     ]
 

@@ -498,16 +498,16 @@ class Sizes:
     @staticmethod
     def of_job(job: Job, course: Course, node: NodeFacts) -> Sizes:
         """Build the sizes of a job's run at one node from its facts."""
-        return Sizes.at(course, node, optimizer=job.train.optimizer, dtype=job.model.dtype)
+        return Sizes.at(course, node, MemorySettings.of_job(job))
 
     @staticmethod
-    def at(course: Course, node: NodeFacts, *, optimizer: str, dtype: str) -> Sizes:
+    def at(course: Course, node: NodeFacts, settings: MemorySettings) -> Sizes:
         """Build the sizes of a run at one node from its facts."""
         return Sizes(
             course,
             node.model,
-            optimizer=optimizer,
-            dtype=dtype,
+            optimizer=settings.optimizer,
+            dtype=settings.dtype,
             activation_token_bytes=node.activation_token_bytes,
             data_bytes=node.data_bytes,
             lowest_token_bytes=node.lowest_token_bytes,

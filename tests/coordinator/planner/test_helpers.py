@@ -216,7 +216,7 @@ def test_copies_of_many_users_have_room_for_the_names_of_their_tensors() -> None
     users = tuple(UserRows(name=f"user-{number}", train_rows=1) for number in range(100))
     known["a"] = dataclasses.replace(known["a"], train_rows=100, users=users)
     course = make_plan(wish, known).plan.course
-    values = Sizes.at(course, known["a"], optimizer=wish.train.optimizer, dtype=wish.model.dtype).snapshot_bytes
+    values = Sizes.at(course, known["a"], MemorySettings.of_job(wish)).snapshot_bytes
     assert copy_limit(copy_bytes(course, known["a"], wish), 8) >= 8 * (values + 100 * 20 * 120)
 
 
