@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
+from ringtune.costs.memory_sizes import DEFAULT_SETTINGS, MemorySettings
 from ringtune.costs.profile import ModelFacts, NodeFacts
 from ringtune.errors import CapacityError, DataError, ModelError
 from ringtune.job.job import Job, kinds_of
@@ -55,7 +56,6 @@ class Draft:
         has_room_for_all: whether a host's disk has to have room for such copies of all blocks that it does not host,
             whichever host is before it in the ring.
         helper_of: host -> the helper that fits the adapters of all its trainable blocks.
-        audit: share of the cells that are drawn in an audit; 0 = none is.
     """
 
     course: Course
@@ -71,9 +71,7 @@ class Draft:
     has_room_for_all: bool = False
     helper_of: Mapping[str, str] = field(default_factory=dict)
     helper_settings: HelperSettings = IN_STEP
-    audit: float = 0.0
-    optimizer: str = "adamw"
-    dtype: str = "float32"
+    settings: MemorySettings = DEFAULT_SETTINGS
 
     @staticmethod
     def of(plan: Plan) -> Draft:
@@ -90,11 +88,8 @@ class Draft:
         )
 
     def of_job(self, job: Job) -> Draft:
-        """Copy the draft with what nodes keep and repeat in a run of a job, its optimizer and its dtype."""
-        optimizer, dtype = job.train.optimizer, job.model.dtype
-        return dataclasses.replace(
-            self, keeps_best=job.keeps_best_on_disk, audit=job.audit_share, optimizer=optimizer, dtype=dtype
-        )
+        """Copy the draft with the settings of a job, and with what nodes keep in its run."""
+        return dataclasses.replace(self, keeps_best=job.keeps_best_on_disk, settings=MemorySettings.of_job(job))
 
     def with_choices(self, microbatches: int, wire_dtype: str) -> Draft:
         """Copy the draft with this number of micro-batches (0 = its own) and this wire dtype.
@@ -171,10 +166,10 @@ def courses_to_try(job: Job, course: Course, nodes: Sequence[NodeFacts]) -> tupl
 
     Each next one needs less memory.
     """
-    found: tuple[Course, ...] = (course,)
+    courses: tuple[Course, ...] = (course,)
     for technique in TECHNIQUES:
-        found = tuple(way for before in found for way in technique.courses(job, before, nodes))
-    return found
+        courses = tuple(way for before in courses for way in technique.courses(job, before, nodes))
+    return courses
 
 
 def with_timed_frozen(job: Job, draft: Draft, nodes: Sequence[NodeFacts]) -> Draft:
@@ -268,8 +263,8 @@ def agreed_labels(job: Job, nodes: Sequence[NodeFacts]) -> tuple[str, ...]:
         names = "tags" if name == "tag" else "classes"
         raise DataError(f"the owners' data has the {names} {list(labels)}, a classifier needs two; check {key}")
     for node in nodes:
-        for kind, found in (("training", node.labels), ("evaluation", node.eval_labels)):
-            outside = sorted(set(found) - set(labels))
+        for kind, own_labels in (("training", node.labels), ("evaluation", node.eval_labels)):
+            outside = sorted(set(own_labels) - set(labels))
             if outside:
                 names = "rows of class" if name == "class" else "words of tag"
                 raise DataError(
@@ -329,7 +324,7 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
 
 def racks_of(nodes: Iterable[NodeFacts]) -> tuple[Rack, ...]:
     """Return the racks of nodes, sorted, for the places of numbered copies."""
-    return tuple(sorted(Rack(one.node, one.rack) for one in nodes if one.rack))
+    return tuple(sorted(Rack(node.node, node.rack) for node in nodes if node.rack))
 
 
 MAX_EVAL_BATCHES: Final = 1 << 18

@@ -322,7 +322,7 @@ def ring_costs(draft: Draft, profile: Profile) -> RingCosts:
     """
     names = tuple(sorted(node.node for node in profile.nodes))
     course = draft.course
-    costs = CourseCosts(course, profile, optimizer=draft.optimizer)
+    costs = CourseCosts(course, profile, optimizer=draft.settings.optimizer)
     num_micro, weights = len(course.microbatch_sizes()), shares(course.owners, course.turns)
     rows = [course.batch_rows(owner) / num_micro for owner in course.owners]
     sizes = [costs.size(one.node, 1, StepKind.TRAIN) * each for one, each in zip(course.owners, rows, strict=True)]
@@ -357,7 +357,7 @@ def ring_costs(draft: Draft, profile: Profile) -> RingCosts:
     taken = _taken(costs, names, size)
     return RingCosts(
         names=names,
-        optimizer=draft.optimizer,
+        optimizer=draft.settings.optimizer,
         first=draft.private_blocks,
         stop=course.num_blocks,
         num_micro=num_micro,

@@ -575,9 +575,11 @@ class RunDriver(Driver):
             predicted_bytes=self._require_plan().memory_bytes,
             unfreeze_at=state.unfreeze_at,
             predicted_steps_s=self._predicted.steps_s if self._predicted else None,
-            operations=recorder.operations.report(recorder.profile()),
             best=state.best,
-            audit=audit.figures if audit is not None else None,
+            measured={
+                "operations": recorder.operations.report(recorder.profile()),
+                **({"audit": audit.figures} if audit is not None else {}),
+            },
         )
         self._emit(control_pb2.RunEvent(report_json=json.dumps(report)))
 

@@ -109,6 +109,7 @@ def inspect(
                     job,
                     facts,
                     dataset,
+                    shape=shape,
                     device=device,
                     hardware=hardware,
                     state=state,

@@ -343,6 +343,27 @@ KERNEL_BYTES: Final = 640 << 10
 """Upper bound of the bytes of such a kernel: measured 0.3 MiB for matrices of width 2,048, 0.6 for width 384."""
 
 
+class MemorySettings(NamedTuple):
+    """Settings of a job, besides its course, on which the memory of its nodes depends.
+
+    Attributes:
+        dtype: of the computation.
+        audit: share of the cells that are drawn in an audit; 0 = none is.
+    """
+
+    optimizer: str = "adamw"
+    dtype: str = "float32"
+    audit: float = 0.0
+
+    @staticmethod
+    def of_job(job: Job) -> MemorySettings:
+        """Return the settings of a job."""
+        return MemorySettings(job.train.optimizer, job.model.dtype, job.audit_share)
+
+
+DEFAULT_SETTINGS: Final[MemorySettings] = MemorySettings()
+
+
 class Sizes:
     """Bytes of the things that a run holds: units, their state, tensors and activations.
 
@@ -477,16 +498,16 @@ class Sizes:
     @staticmethod
     def of_job(job: Job, course: Course, node: NodeFacts) -> Sizes:
         """Build the sizes of a job's run at one node from its facts."""
-        return Sizes.at(course, node, optimizer=job.train.optimizer, dtype=job.model.dtype)
+        return Sizes.at(course, node, MemorySettings.of_job(job))
 
     @staticmethod
-    def at(course: Course, node: NodeFacts, *, optimizer: str, dtype: str) -> Sizes:
+    def at(course: Course, node: NodeFacts, settings: MemorySettings) -> Sizes:
         """Build the sizes of a run at one node from its facts."""
         return Sizes(
             course,
             node.model,
-            optimizer=optimizer,
-            dtype=dtype,
+            optimizer=settings.optimizer,
+            dtype=settings.dtype,
             activation_token_bytes=node.activation_token_bytes,
             data_bytes=node.data_bytes,
             lowest_token_bytes=node.lowest_token_bytes,

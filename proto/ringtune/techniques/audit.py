@@ -1053,6 +1053,7 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
 
 TECHNIQUE: Final = Technique(
     name="audit",
+    evaluation_sections={"audit": None},  # without turns of training nothing is repeated
     check_job=check_job,
     check_course=check_course,
     check_plan=check_plan,

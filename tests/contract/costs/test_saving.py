@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from ringtune.costs.memory_estimate import memory_estimate
-from ringtune.costs.memory_sizes import Sizes
+from ringtune.costs.memory_sizes import MemorySettings, Sizes
 from ringtune.costs.memory_terms import Share
 from ringtune.costs.model_facts import dropout_token_bytes, estimate_activation_token_bytes
 from ringtune.models.kept_inputs import KeptInput
@@ -55,7 +55,7 @@ def terms(
     share = Share(
         is_owner=False, start=start, stop=stop, above=4 - stop, recompute=tuple(Range(*one) for one in recompute)
     )
-    found = memory_estimate(course, share, Sizes.at(course, facts, optimizer="sgd", dtype="float32"))
+    found = memory_estimate(course, share, Sizes.at(course, facts, MemorySettings("sgd")))
     return {
         term.what: term.total_bytes
         for term in found.terms
