@@ -388,7 +388,7 @@ class Driver(abc.ABC):
             chosen = choose_named(living, named) if named else choose_members(living, wanted)
             if chosen is not None:
                 check_reachable(chosen)
-                return chosen
+                return (*chosen, *self._returning(chosen, living))
             names = [member.node for member in living]
             if named and absent is not None and not is_told and time.monotonic() >= self._started_s + _COMING_S:
                 is_told = True
@@ -408,6 +408,10 @@ class Driver(abc.ABC):
             if not named and (not wanted or is_late):
                 raise too_few_nodes_error(living, wanted, join_s)
             raise_if_over(self._next())
+
+    def _returning(self, chosen: Sequence[Member], living: Sequence[Member]) -> tuple[Member, ...]:
+        """Return those of ``living`` that are taken beside the ``chosen`` members, because they are there."""
+        return ()
 
     def _admit(self, member: Member, calls: AgentCalls) -> str:
         """Take a node into the work; return the former process (``instance``) of its name, empty = none."""

@@ -324,23 +324,23 @@ class Coordinator:
         request: RunRequest,
         history: RunHistory,
         owner: str,
-        lost: str,
-        instance: str,
+        without: Mapping[str, str],
+        why: str,
         join_s: float,
     ) -> RunDriver:
-        """Resume a run that ends with the loss of a node from its newest checkpoint."""
+        """Resume a run that ends with the loss of a node, or as an owner is back, from its newest checkpoint."""
         run_id = driver.run_id
         resumed = history.resumption(record_of(run_id, request, time.time()), join_s)
         if self.kept is not None:  # the received file went with its call
             resumed = with_initial(resumed, self.kept.initial_file(run_id))
             owner = self.kept.require(run_id).owner  # who may have been removed meanwhile
-        without, num_in_vain = {**driver.without, lost: instance}, history.num_in_vain + 1
+        num_in_vain = history.num_in_vain + 1
         after = self.run(
             resumed, takes_up=run_id, owner=owner, replaces=driver, without=without, num_in_vain=num_in_vain
         )
         if self.kept is not None:
-            self.kept.interrupt(run_id, "a node was lost")
-        self.tell(f"run {run_id} has lost a node; {after.run_id} resumes it from its checkpoint")
+            self.kept.interrupt(run_id, why)
+        self.tell(f"run {run_id}: {why}; {after.run_id} resumes it from its checkpoint")
         return after
 
     def resume_interrupted(self, *, within_s: float) -> None:

@@ -300,11 +300,13 @@ class LogNodeError(NamedTuple):
 class Started(NamedTuple):
     """Begin a run on these nodes, sorted by name.
 
-    ``spare`` are those without rows that no given plan or checkpoint names.
+    ``spare`` are those without rows that no given plan or checkpoint names, ``returning`` owners whose turns are left
+    out until this run. It begins without them if they can't take part.
     """
 
     nodes: tuple[str, ...]
     spare: tuple[str, ...] = ()
+    returning: tuple[str, ...] = ()
 
 
 class Inspected(NamedTuple):

@@ -34,6 +34,8 @@ have stopped and keep the tensors of the last committed turn::
 
 A run that leaves out a lost owner takes it back, once it has joined: no train turn is granted any more, and when every
 open turn is committed all go on from there, in the same placement, with the owner's turns (``migration.with_owner``).
+Where all parameters train no turn is granted after the next checkpoint, the run ends with it, and another one goes on
+from there with the owner's turns.
 """
 
 from __future__ import annotations

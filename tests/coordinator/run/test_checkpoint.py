@@ -28,7 +28,7 @@ from ringtune.run_control import events as rd
 from ringtune.run_control.checkpoint import CheckpointManifest, Resume, SavedPart, Shard
 from ringtune.run_control.continuation import job_digest
 from ringtune.schedule.methods.hift import Hift
-from ringtune.schedule.migration import Source
+from ringtune.schedule.migration import Source, with_owner, without_owner
 from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import NONE_DONE, Evaluations
@@ -77,10 +77,11 @@ def choose(
     parts: Mapping[str, Sequence[SavedPart]] = COPIES,
     damaged: Mapping[str, Mapping[int, str]] | None = None,
     more: Sequence[str] = (),
+    measured: Plan | None = None,
     **changes: Any,
 ) -> tuple[ResumePoint | None, tuple[str, ...]]:
     """The choice with these nodes; each has whole shards but for what is damaged."""
-    whole = profile_of(plan, more=more)
+    whole = profile_of(measured or plan, more=more)
     there = dataclasses.replace(whole, nodes=tuple(node for node in whole.nodes if node.node in (*nodes, *more)))
     steps = [one.step for one in manifests]
     problems = {node: {step: (damaged or {}).get(node, {}).get(step, "") for step in steps} for node in nodes}
@@ -140,6 +141,32 @@ def test_run_of_all_parameters_goes_on_from_the_disks_that_are_there() -> None:
     before, after = found.planned.plan.placements
     assert before == plan.placement and "c" not in {piece.node for piece in after.slices}
     assert found.start.evaluations.best is None and "the best result so far, that of step 4, can't be" in found.told
+
+
+def test_run_of_all_parameters_takes_back_an_owner_that_is_there_when_it_is_resumed() -> None:
+    """From another owner's shard; it stays out where it has no room, is not there, or was not to be left out."""
+    whole = make_plan(SLICES, ["a", "b"], num_steps=20, method=Hift())
+    plan = Plan(without_owner(whole.course, "b", 1), whole.placements)
+    known = Evaluations(step=6, best=0.3, best_step=4, waited=1)
+    saved = (manifest(8, plan, evaluations=known),)
+    parts = {node: [SavedPart(4, "", is_best=True)] for node in "acd"}
+    keeps = {"train__keep_best": True, "train__eval_every": 2, "train__max_steps": 20, "train__local_iterations": 2}
+    how: dict[str, Any] = {"plan": plan, "manifests": saved, "parts": parts, **FULL, **keeps}
+    skips = {**how, "measured": whole, "recovery__owners": "skip"}
+    found = chosen("abcd", **skips)
+    after = found.planned.plan
+    assert after == Plan(with_owner(plan.course, "b", 4, 20), plan.placements)
+    assert found.heads == {"a": ("a", "a" * 64), "b": ("a", "a" * 64)} and found.start.holder == "a"
+    assert found.sources is not None and found.sources["c"] == (Source("c", 1, 3, "c" * 64),)
+    assert found.start.evaluations.best is None and found.told.startswith("the run continues from the checkpoint of ")
+    assert "the rows of b are trained again (b has missed 3 turns)" in found.told
+    assert "the part of node b is missing" in found.told
+    for nodes, changes in (("acd", {}), ("abcd", {"recovery__owners": "wait"})):
+        found = chosen(nodes, **{**skips, **changes})
+        assert (found.planned.plan, found.sources, found.told) == (plan, None, "")
+    found = chosen("acd", **{**skips, "measured": plan, "more": ("b",)})  # it has no rows
+    assert (found.planned.plan, found.start.evaluations) == (plan, known)
+    assert found.told.startswith("the rows of b stay left out: node b has 0 training and 0 evaluation rows")
 
 
 @pytest.mark.parametrize("lacking", ["", "c"])

@@ -478,6 +478,64 @@ def test_run_of_all_parameters_that_can_not_go_back_says_why(changes: dict[str, 
         follow(cluster, wanted)
 
 
+@pytest.mark.parametrize(
+    ("fails_in", "num_runs", "told"),
+    [
+        ("", 3, "the run continues from the checkpoint of step {step}; the rows of b are trained again (b has missed"),
+        ("prepare", 4, "the run goes back to the checkpoint of step {step}: node b: it can't"),
+        ("memory", 2, "node b takes no part in this run: node b needs "),
+    ],
+)
+def test_run_of_all_parameters_takes_a_lost_owner_back_from_its_next_checkpoint(
+    tmp_path: Path, fails_in: str, num_runs: int, told: str
+) -> None:
+    """As another run, with embedding and head from another owner; it goes on without one that can't take its part."""
+    is_back, notes = threading.Event(), list[str]()
+
+    def on_event(event: control_pb2.RunEvent) -> None:
+        coordinator, num_begun = cluster.server.coordinator, len(kept.records())
+        if event.note:
+            notes.append(event.note)
+        if event.WhichOneof("event") == "checkpoint_json" and num_begun == 1:
+            coordinator.leave("b", cluster.agents["b"].address)
+            coordinator.node_failed("b", PeerLostError("node b is lost"))
+        elif event.WhichOneof("event") == "plan_json" and num_begun == 2:
+            cluster.agents["b"]._facts_changes = {"memory_bytes": 500} if fails_in == "memory" else {}
+            joining.submit(cluster.agents["b"].join, "another process")
+        elif event.note.startswith(("node b is back; its rows are", "node b takes no part")):
+            cluster.agents["b"]._fails_at = {fails_in: DataError("it can't")}
+            is_back.set()
+
+    def on_grant(agent: FakeAgent, turns: list[Turn]) -> None:
+        num_begun = len(kept.records())
+        assert num_begun != 2 or is_back.wait(CALL_S)
+        done = [turn for turn in turns if num_begun > 1 or turn.end_step <= 4]
+        agent.stub.Report(agent.report(done), timeout=CALL_S)
+
+    stays: dict[str, Any] = {"has_copies": True, "fails_at": {"collect": ModelError("collected")}}
+    agents: dict[str, dict[str, Any]] = {"a": {**stays, "on_grant": on_grant}, "b": {}}
+    wanted = of_all_parameters(recovery__copies="next", recovery__owners="skip", train__max_steps=48)
+    with FakeCluster(*agents, agents=agents) as cluster, ThreadPoolExecutor(1) as joining:
+        cluster.server.coordinator.kept = kept = RunStore(tmp_path)
+        cluster.server.coordinator.sinks.append(on_event)
+        with pytest.raises(ModelError, match="collected"):
+            follow(cluster, wanted)
+        kept.close()
+        runs, plan, prepared = [*kept.records().values()], cluster.agents["a"].plan, cluster.agents["b"].prepared
+    step = runs[1].saved_step  # 8, or 20 if more turns were granted before it was there
+    told = told.format(step=step)
+    assert len(runs) == num_runs and any(note.startswith(told) for note in notes), notes
+    ends = ["a node was lost", "an owner is back" if num_runs > 2 else "node a: collected"]
+    assert [run.message for run in runs[:2]] == ends
+    assert plan is not None and (plan.owner("b") is None) == bool(fails_in)
+    if not fails_in:
+        assert (prepared.saved.step, prepared.saved.head_from, plan.course.missed) == (
+            step,
+            "a",
+            {"b": (step - 4) // 2 - 1},
+        )
+
+
 def test_run_that_goes_back_waits_for_nodes_that_are_silent_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lost process is not waited for, and not taken at once; for hosts alone a lease is said and waited."""
     monkeypatch.setattr("coordinator.run.driver._COMING_S", 0.0)
