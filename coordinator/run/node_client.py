@@ -67,7 +67,9 @@ def node_error(status: str, details: str, *, node: str, address: str) -> RingTun
         return PeerLostError(
             f"node {node} at {address} does not answer ({status}); start it again and repeat or --resume the run"
         )
-    return type(error)(naming_node(node, str(error)))
+    named = type(error)(naming_node(node, str(error)))
+    named.peer = error.peer
+    return named
 
 
 T = TypeVar("T")

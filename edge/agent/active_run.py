@@ -326,7 +326,9 @@ def _open_link(backend: TorchBackend, active: ActiveRun, target: str, address: s
             link.close()
             if time.monotonic() + _LINK_RETRY_S > deadline_s:
                 _require_trust(active.node, target, address, error)
-                raise type(error)(f"node {active.node} can't send to node {target}: {error}") from error
+                failed = type(error)(f"node {active.node} can't send to node {target}: {error}")
+                failed.peer = target
+                raise failed from error
             _LOG.debug("link to %s not open yet: %s", target, error)
         active.cancelled.wait(_LINK_RETRY_S)
 

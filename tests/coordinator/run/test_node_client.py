@@ -15,7 +15,15 @@ import pytest
 
 from coordinator.run import node_client as file_calls
 from coordinator.run.node_client import AgentCalls, AgreedModel, node_error
-from ringtune.errors import DataError, DeadlineError, IntegrityError, ModelError, PeerLostError, RingTuneError
+from ringtune.errors import (
+    DataError,
+    DeadlineError,
+    FrameError,
+    IntegrityError,
+    ModelError,
+    PeerLostError,
+    RingTuneError,
+)
 from ringtune.models.weights_by_digest import ModelManifest, ModelSource, Offers
 from ringtune.schedule.turns import turn_sequence
 from ringtune.storage.chunks import CHUNK_BYTES, cut_pieces
@@ -280,6 +288,10 @@ def test_node_error_keeps_what_the_node_said() -> None:
     error = node_error(said.name, said.details, node="pi", address="x:1")
     assert type(error) is DataError
     assert str(error) == "node pi: train.csv has no rows"
+    refused = FrameError("node pi can't send to node b")
+    refused.peer = "b"
+    said = status_of_error(refused)
+    assert node_error(said.name, said.details, node="pi", address="x:1").peer == "b"
     waited = status_of_error(DeadlineError("node pi waited for b"))
     assert type(node_error(waited.name, waited.details, node="pi", address="x:1")) is DeadlineError
     # A path that contains the node's name does not say which node it is
