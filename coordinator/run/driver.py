@@ -259,7 +259,12 @@ class Driver(abc.ABC):
         """Queue that a node has failed or ended, unless it was lost before."""
         if node in self.without and node not in self._calls:
             return
-        self._queue.put(rd.NodeFailed(node, type(error).__name__, naming_node(node, str(error))))
+        text = naming_node(node, str(error))
+        self._queue.put(rd.NodeFailed(node, type(error).__name__, text, self._accused(error.peer)))
+
+    def _accused(self, peer: str) -> str:
+        """Return the node that a node's error names as its cause, if the work may go on without it; else empty."""
+        return ""
 
     def report(self, request: control_pb2.ReportRequest) -> None:
         """Refuse a node's report; ``RunDriver`` takes reports instead; raises ``FrameError``."""

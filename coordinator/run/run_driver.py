@@ -347,6 +347,11 @@ class RunDriver(Driver):
             self._reports.suspicions.died(node)
             self._queue.put(rd.NodeFailed(node, PeerLostError.__name__, told))  # behind what it said before
 
+    def _accused(self, peer: str) -> str:
+        """Return a host that does not take the link of a node that prepares; an owner is left out by no node's word."""
+        plan = self._planned.plan if self._planned else None
+        return peer if plan is not None and peer in plan.nodes and plan.owner(peer) is None else ""
+
     def _judge(self, complaint: rd.NodeFailed) -> None:
         """Ask the accused node whether it lives: then it is not lost, and the link to it is opened anew.
 

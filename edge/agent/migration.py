@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from edge.agent.active_run import ActiveRun, TorchBackend, check_private
+from edge.agent.active_run import ANSWER_SHARE, ActiveRun, TorchBackend, check_private
 from edge.checkpoint.shard_saver import ResumeShard, Saver, finish_run, saved_parts
 from edge.checkpoint.snapshot_servicer import SnapshotFetcher
 from edge.checkpoint.snapshots import (
@@ -66,8 +66,6 @@ from ringtune.storage.strict import read_object
 
 _LOG = logging.getLogger(__name__)
 _FLUSH_S = 5.0
-# The rest of the deadline is for the answer, which names the node that did not send its part.
-_SHARE = 0.9
 # Of a source of trained state; the next one is asked at once.
 _SAYS_NO = (IntegrityError, TrustError)
 
@@ -279,8 +277,8 @@ class AgentMigration:
             self._agent.end(active, "another node is lost")
             return
         active.run.stop("another node is lost")
-        if not active.run.wait(_SHARE * timeout_s):
-            raise DeadlineError(f"node {self._node}: waited {_SHARE * timeout_s:g} s for its last action to end")
+        if not active.run.wait(ANSWER_SHARE * timeout_s):
+            raise DeadlineError(f"node {self._node}: waited {ANSWER_SHARE * timeout_s:g} s for its last action to end")
         if active.reporter is not None:
             active.reporter.flush(min(_FLUSH_S, timeout_s))
 
@@ -322,7 +320,7 @@ class AgentMigration:
         Raises:
             RingTuneError: as for ``Agent.prepare``, or the trained state can't be fetched.
         """
-        deadline_s = time.monotonic() + _SHARE * timeout_s
+        deadline_s = time.monotonic() + ANSWER_SHARE * timeout_s
         number = self._next_call()
         plan = Plan.from_json(read_object(to.plan_json, "the received plan"))
         self._agent.access.move(to.run_id, plan, to.start, to.from_placement_number, to.from_step)

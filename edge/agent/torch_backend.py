@@ -289,6 +289,7 @@ def expect(servicer: RingServicer, active: ActiveRun, job: Job) -> None:
         start=active.start,
         access=active.access,
         reopen_s=job.runtime.lease_s,
+        sizes=active.sizes,
     )
     active.lease_s = job.runtime.lease_s
     servicer.expect(expectation, active)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+import queue
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -49,6 +50,7 @@ from ringtune.techniques.offload import helped
 from ringtune.v1 import control_pb2
 from tests.support.fake_agents import CALL_S, MODEL, NO_TIMES, FakeAgent, FakeCluster, job, run
 from tests.support.fake_agents import facts as fake_facts
+from tests.support.plans import make_plan as make_course_plan
 
 
 @pytest.mark.promise("7 bounded memory")
@@ -212,6 +214,18 @@ def test_run_ends_with_the_error_of_a_node() -> None:
                 run(cluster)
             assert all(agent.released.wait(CALL_S) for agent in cluster.agents.values())
             assert not any(agent.is_finished for agent in cluster.agents.values())
+
+
+@pytest.mark.parametrize(("peer", "lost"), [("c", "c"), ("b", ""), ("x", ""), ("", "")])
+def test_node_that_can_not_prepare_accuses_a_host_of_the_plan_alone(peer: str, lost: str) -> None:
+    """The run goes on without a host that takes no link; without an owner, or a stranger, on nobody's word."""
+    plan = make_course_plan([("a", 0, 2), ("c", 2, 4)], ["a", "b"])
+    driver, queued = object.__new__(RunDriver), queue.SimpleQueue[Any]()
+    driver.without, driver._queue, driver._planned = cast(Any, {}), queued, cast(Any, SimpleNamespace(plan=plan))
+    error = FrameError(f"node a can't send to node {peer}")
+    error.peer = peer
+    driver.node_failed("a", error)
+    assert queued.get_nowait() == rd.NodeFailed("a", "FrameError", str(error), lost)
 
 
 def test_run_ends_when_a_call_fails_by_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
