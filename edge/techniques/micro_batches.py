@@ -258,11 +258,13 @@ class MicroBatches:
     def check_tokens(self, key: TensorKey, tensor: torch.Tensor) -> None:
         """Refuse a tensor (B, T, D) with another T than this node has sent of its micro-batch; raises ``FrameError``.
 
-        A gradient comes back so, and a hidden state that enters the head at its owner.
+        A gradient comes back so, and a hidden state that enters the head at its owner. A gradient has the tokens that
+        the head read where every block above passes the micro-batch.
         """
         known = self._tokens.get((key.seq, key.micro), tensor.shape[1])
-        if tensor.shape[1] != (expected := self._course.sent_tokens(key.boundary, known)):
-            raise FrameError(f"the {key} has {tensor.shape[1]} tokens a row, and {expected} were sent; it is dropped")
+        expected = [self._course.sent_tokens(boundary, known) for boundary in (key.boundary, self._course.head)]
+        if (tokens := tensor.shape[1]) not in expected:
+            raise FrameError(f"the {key} has {tokens} tokens a row, and {expected[0]} were sent; it is dropped")
 
     def put(self, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
         """Set the received hidden state (B, T, D) or gradient of a micro-batch.
