@@ -22,7 +22,7 @@ from typing import Final
 from ringtune.costs.action_costs import CourseCosts
 from ringtune.costs.full_parameters_costs import resting_units
 from ringtune.costs.memory_estimate import kept_turn_terms
-from ringtune.costs.memory_sizes import Sizes, block_scores_bytes, needs_gradients
+from ringtune.costs.memory_sizes import MemorySettings, Sizes, block_scores_bytes, needs_gradients
 from ringtune.costs.memory_terms import Share
 from ringtune.costs.profile import NodeFacts
 from ringtune.schedule.actions import Action, Graph, Op, Payload, Scope, TensorKey
@@ -271,9 +271,8 @@ class MemoryLedger:
         plan: Plan,
         facts: Mapping[str, NodeFacts],
         granted: Items,
+        settings: MemorySettings,
         *,
-        optimizer: str,
-        dtype: str,
         embedding_bytes: float | None = None,
     ) -> None:
         self._head, self._by_seq = plan.course.head, granted.by_seq
@@ -282,9 +281,7 @@ class MemoryLedger:
         self._recompute = plan.placement.recompute
         self._stops = {node: plan.slice_of(node).stop for node in plan.nodes}
         self._projected = plan.course.projected
-        self._sizes = {
-            node: Sizes.at(plan.course, facts[node], optimizer=optimizer, dtype=dtype) for node in plan.nodes
-        }
+        self._sizes = {node: Sizes.at(plan.course, facts[node], settings) for node in plan.nodes}
         self._token_bytes = next(iter(self._sizes.values())).token_bytes
         self._helping = OffloadBytes(plan.placement, self._sizes) if plan.placement.helpers else None
         self._held: dict[str, NodeAccount] = {}

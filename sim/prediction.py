@@ -18,6 +18,7 @@ from ringtune.costs import action_costs
 from ringtune.costs.action_costs import CourseCosts
 from ringtune.costs.measurement import check_profile
 from ringtune.costs.memory_estimate import max_memory, parts_memory
+from ringtune.costs.memory_sizes import DEFAULT_SETTINGS, MemorySettings
 from ringtune.costs.memory_terms import MemoryEstimate
 from ringtune.costs.profile import Profile, TimedShape
 from ringtune.errors import CapacityError, PlanError
@@ -39,22 +40,20 @@ from sim.ring import NO_REST, Conditions, ExpectedTables, RingResult, VirtualRin
 def check_fits(
     plan: Plan,
     profile: Profile,
+    settings: MemorySettings,
     *,
-    optimizer: str,
-    dtype: str,
-    audit: float = 0.0,
     shape: TimedShape | None = None,
 ) -> None:
     """Refuse a plan that its profile can't time, or that does not fit in the memory of a node.
 
-    ``audit`` is the share of cells that are drawn in an audit; ``shape`` is of the timings, None = any.
+    ``shape`` is of the timings, None = any.
     """
     known = profile.by_name
     for node in plan.nodes:
         if node not in known:
             raise PlanError(f"the plan names node {node!r}, which the profile lacks; {nearest(node, known)}")
     check_profile(profile, plan.course, shape=shape)
-    for node, needs in memory_bounds(plan, profile, optimizer=optimizer, dtype=dtype, audit=audit).items():
+    for node, needs in memory_bounds(plan, profile, settings).items():
         if needs.total_bytes > known[node].memory_bytes:
             pieces = dict.fromkeys(piece for part in plan.placements if (piece := part.slice_of(node)).num_blocks)
             what = f"blocks {', then '.join(piece.text for piece in pieces)}" if pieces else "embedding and head"
@@ -64,11 +63,9 @@ def check_fits(
             )
 
 
-def memory_bounds(
-    plan: Plan, profile: Profile, *, optimizer: str, dtype: str, audit: float = 0.0
-) -> dict[str, MemoryEstimate]:
+def memory_bounds(plan: Plan, profile: Profile, settings: MemorySettings) -> dict[str, MemoryEstimate]:
     """The most bytes of each node of the plan in any placement or move, whatever the timing."""
-    needs = max_memory(plan, parts_memory(plan, profile.by_name, optimizer=optimizer, dtype=dtype, audit=audit))
+    needs = max_memory(plan, parts_memory(plan, profile.by_name, settings))
     return {node: needs[node] for node in plan.nodes}
 
 
@@ -174,9 +171,8 @@ class Prediction:
 def predict(
     plan: Plan,
     profile: Profile,
+    settings: MemorySettings = DEFAULT_SETTINGS,
     *,
-    optimizer: str = "adamw",
-    dtype: str = "float32",
     samples: Iterable[tuple[str, Action, float]] | None = None,
     same_run: bool = False,
     start: StartPoint | None = None,
@@ -186,7 +182,6 @@ def predict(
     seed: int = 0,
     tables: Sequence[ScheduledTable] = (),
     move_s: float | None = None,
-    audit: float = 0.0,
 ) -> Prediction:
     """Run ``plan`` on a virtual clock with the times of ``profile``; raises ``PlanError`` or ``DeadlineError``.
 
@@ -196,8 +191,7 @@ def predict(
     Args:
         plan: what to run.
         profile: nodes, and links if they take time.
-        optimizer: of the job: its moments are memory, and travel with the head.
-        dtype: of the computation.
+        settings: of the job: moments of its optimizer are memory, and travel with the head.
         samples: (node, action, seconds) of a recorded run, to be replayed in place of medians.
         same_run: whether ``samples`` are of this very plan.
         start: where the run continues; by default its very beginning.
@@ -207,15 +201,12 @@ def predict(
         seed: of draws from ``samples``.
         tables: that a run of the plan has chosen; where the plan's run chooses others, the expected one holds.
         move_s: seconds that a move takes, where that is known; else the planner's formula says it.
-        audit: share of cells that are drawn in an audit, for which nodes keep memory.
     """
     if start is None and plan.course.left_out:
         plan = Plan(dataclasses.replace(plan.course, left_out=()), plan.placements)
     recorded = None if samples is None else tuple(samples)
-    options = _Options(
-        optimizer, dtype, audit, embedding_bytes, control_latency_s, keep_spans, recorded, same_run, seed
-    )
-    simulated = _Simulated(plan, profile, options)
+    options = _Options(settings, embedding_bytes, control_latency_s, keep_spans, recorded, same_run, seed)
+    simulated, costs = _Simulated(plan, profile, options), CourseCosts.of(plan, profile, optimizer=settings.optimizer)
     first = simulated.enters(plan.at(start.placement_number if start else plan.placement.placement_number), 0.0)
     ring = VirtualRing(
         plan,
@@ -226,7 +217,7 @@ def predict(
         record=False,
         chooser=ExpectedTables(plan, tables),
         wait_s=float("inf"),
-        rest=CourseCosts.of(plan, profile, optimizer=optimizer).rest if samples is None else lambda node: NO_REST,
+        rest=costs.rest if samples is None else lambda node: NO_REST,
         move_s=simulated.move_s if move_s is None else lambda move: move_s,
         enters=simulated.enters,
     )
@@ -236,9 +227,7 @@ def predict(
 class _Options(NamedTuple):
     """Arguments of ``predict`` that are equal in all placements."""
 
-    optimizer: str
-    dtype: str
-    audit: float
+    settings: MemorySettings
     embedding_bytes: float | None
     control_latency_s: float
     keep_spans: bool
@@ -269,12 +258,10 @@ class _Simulated:
 
     def enters(self, part: Plan, now_s: float) -> Conditions:
         """Open the accounts of a placement that holds from now on."""
-        optimizer, dtype, _, embedding_bytes, control_latency_s, keep_spans, samples, same_run, seed = self._options
-        costs = CourseCosts.of(part, self._profile, optimizer=optimizer)
+        settings, embedding_bytes, control_latency_s, keep_spans, samples, same_run, seed = self._options
+        costs = CourseCosts.of(part, self._profile, optimizer=settings.optimizer)
         items = Items(costs)
-        ledger = MemoryLedger(
-            part, self._profile.by_name, items, optimizer=optimizer, dtype=dtype, embedding_bytes=embedding_bytes
-        )
+        ledger = MemoryLedger(part, self._profile.by_name, items, settings, embedding_bytes=embedding_bytes)
         medians = ProfileTimes(costs, items, ledger.effect)
         times: ProfileTimes | RecordedTimes = medians
         if samples is not None:
@@ -291,8 +278,7 @@ class _Simulated:
         """Add up the accounts of all placements of a run that is over."""
         plan, wall_s, meters = self._plan, result.wall_s, [part.meter for part in self._parts]
         measured = [(meter.nodes, part.ledger.peak_bytes) for meter, part in zip(meters, self._parts, strict=True)]
-        optimizer, dtype, audit, *_ = self._options
-        needs = memory_bounds(plan, self._profile, optimizer=optimizer, dtype=dtype, audit=audit)
+        needs = memory_bounds(plan, self._profile, self._options.settings)
         nodes = tuple(self._node(node, needs[node], wall_s, measured) for node in plan.nodes)
         hosting = {piece.node for placement in plan.placements for piece in placement.hosts}
         steps = [step for meter in meters for step in meter.steps]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, ParamSpec, Protocol, TypeAlias, TypeVar, cast
 
 from ringtune.errors import JobError, RingTuneError, UsageError
-from ringtune.job.job import Job, load_job, sections_of, with_absolute_paths, with_changes
+from ringtune.job.job import Job, load_job, sections_of, with_absolute_paths, with_told_changes
 from ringtune.models.family import CAUSAL_LM
 from ringtune.transport.speaker import speaker, speaking_as
 
@@ -95,7 +95,7 @@ def read_job(job: JobLike, keys: Mapping[str, object]) -> Job:
     if job is None:
         job = {}
     if isinstance(job, Mapping):
-        return with_absolute_paths(Job.from_tables(with_changes(_tables(job), overrides)), Path.cwd())
+        return with_absolute_paths(Job.from_tables(with_told_changes(_tables(job), overrides)), Path.cwd())
     if isinstance(job, Job):
         return with_absolute_paths(job.with_overrides(overrides), Path.cwd())
     return load_job(Path(job), overrides)

@@ -132,6 +132,7 @@ def texts_on_ring(
     """
     options = _guest_options(model, insecure=insecure)
     job = dataclasses.replace(evaluation_job(run, data), generation=dataclasses.replace(settings, loss=False))
+    job = job.with_overrides(dict.fromkeys(("train.batch_size", "train.microbatches"), settings.at_once))  # as planned
     try:
         with _evaluated(run, job, address, join_s=join_s, insecure=insecure, options=options) as (_, states):
             files = list(states.glob(f"*/*/{TEXTS}"))

@@ -19,7 +19,7 @@ from coordinator.api.gguf import (
     MODEL_NAME,
     MODELFILE,
     check_model,
-    end_token,
+    end_tokens,
     modelfile,
     write_lora,
     write_model,
@@ -267,10 +267,11 @@ _CARD = "README.md"
 
 ADAPTER_HUB: Final = "adapterhub"
 PEFT: Final = "peft"
+MERGED: Final = "merged"
 GGUF: Final = "gguf"
 GGUF_LORA: Final = "gguf-lora"
-FORMATS: Final = (ADAPTER_HUB, PEFT, GGUF, GGUF_LORA)
-"""Forms of an export: an adapter's folder, a merged language model for llama.cpp, or an adapter for it."""
+FORMATS: Final = (ADAPTER_HUB, PEFT, MERGED, GGUF, GGUF_LORA)
+"""Forms of an export: an adapter, a whole model with it, such a model for llama.cpp, or an adapter for that."""
 
 
 class Exported(NamedTuple):
@@ -304,7 +305,7 @@ def export_run(
         merge: write a whole model with the adapter merged into its weights, instead of the adapter.
         model: folder of the base model for a merge or ``gguf-lora``; None = the run's own.
         user: of the adapters, if each user has their own; empty: see ``require_user``.
-        form: one of ``FORMATS``; ``gguf`` merges.
+        form: one of ``FORMATS``; ``merged`` and ``gguf`` merge.
 
     Raises:
         UsageError: the run has no result, or no adapter; the target exists; ``base_model`` is no id; the adapter can't
@@ -323,6 +324,7 @@ def export_run(
         raise UsageError(f"{target} is there already; choose another --out or remove it")
     if form not in FORMATS:
         raise UsageError(f"--format {form!r} is not known; {nearest(form, FORMATS)}")
+    merge = merge or form == MERGED
     if merge and form in (PEFT, GGUF_LORA):
         raise UsageError(f"--merge writes a whole model and no adapter; leave --merge or --format {form} out")
     if form in (GGUF, GGUF_LORA) and run.job.model.task not in FROZEN_HEAD_TASKS:
@@ -367,8 +369,9 @@ def _gguf_contents(
     """Write a model as the GGUF file ``path``; return the content of all files by name, and the card."""
     _check(run, saved, read_run_file(saved / CONFIG_FILE))
     name, chosen = checked_id(base_model or id_of_folder(Path(run.job.model.path))), run.job.data.template
-    write_model(saved, path, name=name, template=named_template(saved, chosen) if chosen else "")
-    text = modelfile(f"./{MODEL_NAME}", stop=end_token(saved))
+    template = named_template(saved, chosen) if chosen else ""
+    write_model(saved, path, name=name, template=template)
+    text = modelfile(f"./{MODEL_NAME}", stops=end_tokens(saved, template))
     contents: dict[str, Pieces] = {MODEL_NAME: FilePieces(path), MODELFILE: Pieces.of(text.encode())}
     card = gguf_card(run, base_model=name, config=read_config(saved), what=what, digests=_digests(contents))
     return contents, card
@@ -384,7 +387,9 @@ def _export_lora(run: SavedRun, target: Path, base_model: str, model: Path | Non
         found, _ = _peft_contents(run, base_model, in_tower=False)
         described, path = json.loads(bytes(found[ADAPTER_CONFIG_FILE])), folder / LORA_NAME
         write_lora(TensorFile(found[PEFT_FILES[0]], where=PEFT_FILES[0]), described, read_config(base), path)
-        text = modelfile("./base.gguf", adapter=f"./{LORA_NAME}", stop=end_token(base))
+        chosen = run.job.data.template
+        stops = end_tokens(base, named_template(base, chosen) if chosen else "")
+        text = modelfile("./base.gguf", adapter=f"./{LORA_NAME}", stops=stops)
         contents: dict[str, Pieces] = {LORA_NAME: FilePieces(path), MODELFILE: Pieces.of(text.encode())}
         name, what = described["base_model_name_or_path"], f"adapter configuration `{run.job.adapter.config}`"
         card = gguf_card(run, base_model=name, config=read_config(base), what=what, digests=_digests(contents))

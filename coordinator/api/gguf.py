@@ -10,6 +10,7 @@ what                      in GGUF
 ========================  ==========================================================================================
 query, key of Llama       the two halves of each head interleaved, since llama.cpp turns neighbouring values
 norms of Gemma            1 added, which transformers adds in forward
+multipliers of Granite    facts, each as its own; its query and key are as Llama's
 matrices of GPT-2         transposed, outputs first
 Llama 3's rope scaling    a tensor of factors, one for each pair of values
 layers with a window      computed as such for Gemma 2 and 3; for others the context length is at most the window
@@ -26,7 +27,8 @@ import functools
 import importlib.util
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 MODEL_NAME: Final = "model.gguf"
 LORA_NAME: Final = "lora.gguf"
 MODELFILE: Final = "Modelfile"
+_EOS: Final = "eos_token"
 
 _HAS_WINDOWS: Final = {"gemma2": 2, "gemma3_text": 6}
 """Models whose windows llama.cpp applies -> n, where every n-th layer has none."""
@@ -57,6 +60,13 @@ _HAS_WINDOWS: Final = {"gemma2": 2, "gemma3_text": 6}
 _ARCHITECTURES: Final = {"mistral": "llama", "gemma3_text": "gemma3"}
 """``model_type`` -> name in GGUF, where they differ."""
 
+_GRANITE: Final = {
+    "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+}
+"""Multiplier of a Granite, 1 if its config has none -> its name in GGUF; 0 is none there."""
 _LOCAL_BASE: Final = 10000.0
 _ACTIVATIONS: Final = {"gpt2": ("gelu_new",), **dict.fromkeys(ADDS_ONE, ("gelu_pytorch_tanh", "gelu_new"))}
 
@@ -64,7 +74,7 @@ _ACTIVATIONS: Final = {"gpt2": ("gelu_new",), **dict.fromkeys(ADDS_ONE, ("gelu_p
 def gguf_refusal(config: Mapping[str, Any]) -> str:
     """Say why llama.cpp can't compute a model of this checked config as transformers does; empty if it can."""
     name, size = config["model_type"], model_dimensions(config)
-    if FAMILIES[name].generic:
+    if FAMILIES[name].generic and name != "granite":
         return f"RingTune does not know llama.cpp's form of a {name}"
     activation = str(config.get("hidden_activation") or config.get("hidden_act") or config.get("activation_function"))
     if activation not in (known := _ACTIVATIONS.get(name, ("silu",))):
@@ -153,20 +163,37 @@ def write_lora(tensors: TensorFile, described: Mapping[str, Any], config: Mappin
     _write(writer, found)
 
 
-def modelfile(source: str, *, adapter: str = "", stop: str = "") -> str:
-    """Return a ``Modelfile`` of Ollama: the model or base model, an adapter, and the token that ends an answer."""
+def modelfile(source: str, *, adapter: str = "", stops: Sequence[str] = ()) -> str:
+    """Return a ``Modelfile`` of Ollama: the model or base model, an adapter, and the tokens that end an answer."""
     lines = [
         f"FROM {source}",
         f"ADAPTER {adapter}" if adapter else "",
-        f"PARAMETER stop {json.dumps(stop)}" * bool(stop),
+        *(f"PARAMETER stop {json.dumps(stop)}" for stop in stops),
     ]
     return "".join(f"{line}\n" for line in lines if line)
 
 
-def end_token(folder: Path) -> str:
-    """Text of the token that ends a text by ``tokenizer_config.json``; empty if it names none."""
-    found = read_json(folder / SETTINGS_FILE).get("eos_token") if (folder / SETTINGS_FILE).is_file() else None
-    return str(found.get("content", "") if isinstance(found, dict) else found or "")
+def end_tokens(folder: Path, template: str = "") -> list[str]:
+    """Texts of the tokens that end an answer.
+
+    They are the token that ends a text by ``tokenizer_config.json``, and the special token that stands most often
+    next behind a ``content`` in the chat template: ``{{ message.content }}<|im_end|>``.
+
+    Args:
+        folder: of the model.
+        template: that the model answers by; empty = its own.
+    """
+    paths = (folder / SETTINGS_FILE, folder / WHOLE_FILE)
+    settings, whole = (read_json(path) if path.is_file() else {} for path in paths)
+    named = settings.get(_EOS)
+    found = [str(named.get("content", "") if isinstance(named, dict) else named or "")]
+    special = [token["content"] for token in whole.get("added_tokens", ()) if token.get("special")]
+    behind: Counter[str] = Counter()
+    for part in (template or chat_templates(folder).get("default", "")).split("content")[1:]:
+        places = {part.find(token): token for token in sorted((*special, _EOS), key=len) if token and token in part}
+        behind.update(places[place] for place in sorted(places)[:1])
+    found += [token for token, _ in behind.most_common(1) if token != _EOS]
+    return list(dict.fromkeys(token for token in found if token))
 
 
 def _require_gguf() -> None:
@@ -203,6 +230,9 @@ def _add_facts(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_head_count_kv(size.kv_heads)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
+    if config["model_type"] == "granite":
+        for key, fact in _GRANITE.items():
+            writer.add_float32(f"granite.{fact}", config.get(key, 1.0))
     for add in (writer.add_key_length, writer.add_value_length, writer.add_rope_dimension_count):
         add(size.head_width)
     if window and is_windowed:

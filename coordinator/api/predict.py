@@ -203,7 +203,10 @@ def _texts_of(
         num_lines, num_cut = num_lines + 1, num_cut + line["is_cut"]
         yield RowPrediction(row=line["row"], said=line["predicted"])
     if num_cut:
-        tell(f"{num_cut:,} of {num_lines:,} prompts are longer than train.max_length and were cut at their beginning")
+        tell(
+            f"{num_cut:,} of {num_lines:,} prompts are longer than the model reads with an answer, or the nodes have "
+            "memory for, and were cut at their beginning"
+        )
 
 
 HOW: Final = Sampling(max_new_tokens=40)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from coordinator.client.run_files import TablesFile
 from coordinator.client.saved_run import read_run_file
 from ringtune.costs.measurement import job_shape
+from ringtune.costs.memory_sizes import DEFAULT_SETTINGS, MemorySettings
 from ringtune.costs.profile import Profile, TimedShape
 from ringtune.errors import IntegrityError, InvalidInputError, PlanError, UsageError
 from ringtune.job.job import Job, load_job
@@ -23,7 +24,6 @@ from sim.prediction import Prediction, recorded_shape
 from sim.recorded_run import Recording, read_trace
 
 T = TypeVar("T")
-_OPTIMIZER, _DTYPE = "adamw", "float32"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +33,6 @@ class Inputs:
     Attributes:
         run: folder of a run; None if only a plan was given.
         shape: of the batches for which the profile was timed; None = not known.
-        audit: share of cells that the run draws in an audit.
         move_s: median seconds of the moves that the run has made; None without moves.
     """
 
@@ -42,9 +41,7 @@ class Inputs:
     run: Path | None
     job: Job | None
     shape: TimedShape | None
-    optimizer: str
-    dtype: str
-    audit: float
+    settings: MemorySettings
     move_s: float | None = None
 
 
@@ -101,6 +98,9 @@ def read_inputs(plan: Path, profile: Path | None) -> Inputs:
     job = load_job(plan / "job.toml") if run and (plan / "job.toml").is_file() else None
     fixed_tokens = max((node.model.fixed_tokens for node in found_profile.nodes), default=0)
     shape = job_shape(job, fixed_tokens=fixed_tokens) if job else recorded_shape(found_profile, found_plan)
+    settings = MemorySettings.of_job(job) if job else DEFAULT_SETTINGS
+    if not job and shape is not None:
+        settings = MemorySettings(shape.optimizer, shape.dtype)
     moves = _moves(plan / "report.json") if run and found_plan.moves else []
     moves_s = [seconds for _, seconds, problem in moves if not problem]
     return Inputs(
@@ -109,9 +109,7 @@ def read_inputs(plan: Path, profile: Path | None) -> Inputs:
         run=run,
         job=job,
         shape=shape,
-        optimizer=(shape.optimizer if shape else "") or _OPTIMIZER,
-        dtype=(shape.dtype if shape else "") or _DTYPE,
-        audit=job.audit_share if job else 0.0,
+        settings=settings,
         move_s=statistics.median(moves_s) if moves_s else None,
     )
 
@@ -120,7 +118,7 @@ def _moves(report_file: Path) -> list[tuple[int, float, str]]:
     """Return (placement number, seconds, problem or empty) of each move of a run; empty without a report."""
     entries = read_run_file(report_file).get("moves", []) if report_file.is_file() else []
     try:
-        return [(int(one["to"]), float(one["seconds"]), str(one.get("problem", ""))) for one in entries]
+        return [(int(entry["to"]), float(entry["seconds"]), str(entry.get("problem", ""))) for entry in entries]
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise IntegrityError(f"{report_file}: moves is no list of moves; copy the run's folder again") from error
 
@@ -228,12 +226,12 @@ def _require(is_right: bool, path: Path, what: str) -> None:
 
 
 def _sent_bytes(links: object, path: Path) -> dict[tuple[str, str], int]:
-    found = {}
+    sent_bytes = {}
     for name, num_bytes in links.items() if isinstance(links, dict) else ():
         source, arrow, target = name.partition(">")
         _require(bool(arrow) and isinstance(num_bytes, int), path, f"{json.dumps(name)} is no link with bytes")
-        found[source, target] = num_bytes
-    return found
+        sent_bytes[source, target] = num_bytes
+    return sent_bytes
 
 
 def plan_as_run(plan: Plan, measured: MeasuredRun | None) -> Plan:
@@ -243,7 +241,9 @@ def plan_as_run(plan: Plan, measured: MeasuredRun | None) -> Plan:
     course = plan.course
     if measured.unfreeze_at is not None:
         course = course.with_method(course.method.decided(measured.unfreeze_at))
-    return Plan(course, tuple(one for one in plan.placements if one.placement_number not in measured.stayed))
+    return Plan(
+        course, tuple(placement for placement in plan.placements if placement.placement_number not in measured.stayed)
+    )
 
 
 def measured_json(measured: MeasuredRun, predicted: Prediction) -> dict[str, Any]:

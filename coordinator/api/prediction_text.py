@@ -189,7 +189,8 @@ def loss_lines(losses: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a line for each loss of nodes at once, with what follows, and how often the run goes on."""
     rows = []
     for row in losses:
-        lasts = f"after {format_seconds(row['seconds'])}, {row['layout']}" if row["seconds"] is not None else row["why"]
+        moves = f"after {format_seconds(row['seconds'])}" if row["seconds"] else "no blocks move"
+        lasts = row["why"] if row["seconds"] is None else f"{moves}, {row['layout']}"
         waits = f"for {', '.join(row['awaited'])}, " if row["awaited"] else ""
         rows.append([", ".join(row["lost"]), row["outcome"], f"{waits}{lasts}"])
     good = sum(row["outcome"] != "ends" for row in losses)

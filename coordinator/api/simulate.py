@@ -78,18 +78,15 @@ def simulate(
     if out is not None:
         check_out(Path(out))
     given = read_inputs(folder_of(plan), Path(profile) if profile is not None else None)
-    optimizer, dtype, audit = given.optimizer, given.dtype, given.audit
-    check_fits(given.plan, given.profile, optimizer=optimizer, dtype=dtype, audit=audit, shape=given.shape)
+    check_fits(given.plan, given.profile, given.settings, shape=given.shape)
     recording, same_run = read_recording(folder_of(trace), given.plan) if trace is not None else (None, False)
     measured = read_measured(given)
-    wanted = plan_as_run(given.plan, measured)
+    as_run = plan_as_run(given.plan, measured)
     with WaitNotice("predicting"):
-        found = predict(
-            wanted,
+        prediction = predict(
+            as_run,
             given.profile,
-            optimizer=optimizer,
-            dtype=dtype,
-            audit=audit,
+            given.settings,
             samples=recording.samples if recording else None,
             same_run=same_run,
             start=measured.start if measured else None,
@@ -98,7 +95,7 @@ def simulate(
             seed=seed,
             move_s=given.move_s,
         )
-    simulated = SimulatedPlan(plan=given.plan, as_run=wanted, prediction=found, measured=measured)
+    simulated = SimulatedPlan(plan=given.plan, as_run=as_run, prediction=prediction, measured=measured)
     if out is not None:
-        write_prediction(Path(out), given.plan, found, simulated.to_json())
+        write_prediction(Path(out), given.plan, prediction, simulated.to_json())
     return simulated

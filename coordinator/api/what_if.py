@@ -125,9 +125,7 @@ def what_if(
     question = WhatIf(
         plan=given.plan,
         profile=given.profile,
-        optimizer=given.optimizer,
-        dtype=given.dtype,
-        audit=given.audit,
+        settings=given.settings,
         shape=given.shape,
         changes=_texts(change),
         drop=tuple(drop),
@@ -149,7 +147,7 @@ def what_if(
     if axes:
         with contextlib.closing(each_cell(question, cells, jobs=jobs, backend=backend, cluster=cluster)) as running:
             results.extend(watch(running, len(cells)))
-    found = Comparison(
+    comparison = Comparison(
         question=question,
         before=before,
         cells=Table(sweep_rows(axes, before, results)),
@@ -159,8 +157,8 @@ def what_if(
         losses=Table([loss_result(given.plan, given.profile, rules, nodes).to_json() for nodes in losses if rules]),
     )
     if not axes and not losses:
-        _ = found.after  # raises an error if the result does not fit
-    return found
+        _ = comparison.after  # raises an error if the result does not fit
+    return comparison
 
 
 def _texts(changes: Changes) -> tuple[str, ...]:

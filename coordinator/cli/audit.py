@@ -8,7 +8,7 @@ from ringtune import options
 
 
 def audit(folder: options.RunFolder, json: options.Json = False) -> None:
-    """Check the ledger of a run with [audit]: signatures, links, nodes of the plan, states of turns, and the result.
+    """Check the ledger of an audited run: signatures, links, nodes of the plan, states of turns, and the result.
 
     A run that was killed is checked as far as it went. The exit code is 7 if something is wrong.
     """

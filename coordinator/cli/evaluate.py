@@ -32,8 +32,8 @@ def evaluate(
         typer.Option(
             "--harness",
             metavar="TASKS",
-            help="In place of rows: tasks of lm-eval for a language model, with commas between them, such as piqa "
-            "(extra [harness]).",
+            help="In place of rows: tasks of lm-eval for a language model, with commas between them, such as piqa; "
+            "it needs the extra harness.",
         ),
     ] = "",
     harness_data: Annotated[

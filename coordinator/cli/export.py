@@ -16,24 +16,28 @@ def export(
     base_model: Annotated[
         str, typer.Option(metavar="ID", help="Id of the base model, NAME or OWNER/NAME. Default: its folder's name.")
     ] = "",
-    merge: Annotated[
-        bool, typer.Option("--merge", help="Write a whole model with the adapter merged into it; linear and lora only.")
-    ] = False,
+    merge: Annotated[bool, typer.Option("--merge", help="The same as --format merged.")] = False,
     model: options.ModelFolder = None,
     form: Annotated[
         str,
-        typer.Option("--format", metavar="NAME", help="adapterhub, peft for LoRA, gguf or gguf-lora for llama.cpp."),
+        typer.Option(
+            "--format",
+            metavar="NAME",
+            help="adapterhub; peft for LoRA; merged, a whole model with linear or lora in its weights; gguf, such a "
+            "model for llama.cpp, or gguf-lora.",
+        ),
     ] = "adapterhub",
     user: options.User = "",
     json: options.Json = False,
 ) -> None:
     """Write the adapter or model of a run as a folder with a model card, checked and without local paths."""
-    from coordinator.api.export import export_run
+    from coordinator.api.export import MERGED, export_run
     from coordinator.api.model_card import OURS
     from coordinator.screen.progress import WaitNotice
     from ringtune.errors import UsageError
     from ringtune.models.result_files import AUXILIARY_CONFIG_FILE
 
+    merge = merge or form == MERGED
     if model is not None and not merge and not form.startswith("gguf"):
         raise UsageError("--model is the base model to merge into; give --merge too, or leave it out")
     with WaitNotice(f"merging {folder} into its base model" if merge or form == "gguf" else f"writing {out}"):

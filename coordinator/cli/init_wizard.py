@@ -16,6 +16,7 @@ from typing import Final
 
 import typer
 
+from coordinator.api.gguf import gguf_refusal
 from coordinator.cli.columns import (
     COLUMNS,
     Column,
@@ -54,6 +55,7 @@ from ringtune.models.family import (
     TAGGING,
     Dimensions,
 )
+from ringtune.models.folder import read_config
 from ringtune.schedule.batches import hold_out
 from ringtune.storage.arrow_files import is_arrow
 from ringtune.storage.tables import RowAccount
@@ -255,7 +257,8 @@ def begin(wizard_options: WizardOptions, ask: DefaultAnswers) -> WrittenJob:
     chosen = {f"data.{key}": choice for key, choice in chosen_columns.items()}
     chosen |= choose_settings(task, rows.rows, texts, model.dimensions, length, has_eval=evaluate is not None)
     if task in LANGUAGE_TASKS:
-        chosen |= LANGUAGE_ADAPTER
+        also = "" if gguf_refusal(read_config(here)) else ", and GGUF too"
+        chosen |= {key: ChosenValue(value, reason + also) for key, (value, reason) in LANGUAGE_ADAPTER.items()}
     elif "bottleneck" not in FAMILIES[model.model_type].methods:
         chosen["adapter.config"] = ChosenValue("lora", f"a {model.model_type} has no bottlenecks")
     if task == CHAT and not has_chat_template(here):

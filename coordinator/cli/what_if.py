@@ -38,7 +38,7 @@ def what_if(
         list[str] | None,
         typer.Option(
             metavar="NODES",
-            help="Lost by a run at once, A+B or 'any two': does it go on, by [recovery] of its job or --replan?",
+            help="Lost by a run at once, A+B or 'any two': does it go on, by the recovery of its job or --replan?",
         ),
     ] = None,
     add: Annotated[list[str] | None, typer.Option(metavar="NODE", help="Add a node without data.")] = None,

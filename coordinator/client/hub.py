@@ -16,7 +16,6 @@ Source: the documentation of huggingface_hub, "Understand caching"; git-hash-obj
 from __future__ import annotations
 
 import contextlib
-import difflib
 import fnmatch
 import hashlib
 import importlib
@@ -34,17 +33,19 @@ from typing import Any, Final
 from platformdirs import user_cache_path
 
 from coordinator.screen.progress import WaitNotice
-from ringtune.errors import ConnectionFailedError, DeadlineError, IntegrityError, UsageError
+from ringtune.errors import ConnectionFailedError, DeadlineError, IntegrityError, RingTuneError, UsageError
+from ringtune.hints import hint_to_install
 from ringtune.job.job import Job
-from ringtune.models.folder import COMMIT, HubId, cached_folder, hub_id, place_of
+from ringtune.models.folder import COMMIT, HubId, cached_folder, hub_id, near_folder, place_of
 from ringtune.models.gguf import folder_of_gguf
 from ringtune.models.tokenizer import is_template_file
 from ringtune.storage.durable import FileLock, make_folder, rename_durably, storage_errors, write_durably
+from ringtune.texts import printable
 
 FETCH_S: Final = 1800.0
 """Time limit of a fetch of a model."""
 
-_SHOWN = 300
+_SHOWN = 600
 
 Fetch = Callable[[HubId, Path], str]
 """Fetches a model into a cache; returns the reason of a failure, empty after success."""
@@ -94,20 +95,14 @@ def model_folder(path: str, *, cache: Path | None = None, own: Path | None = Non
     folder = folder or cached_folder(hub_model, own)
     if folder is None:
         problem = problem or "the hub has no config.json and .safetensors of it"
+        near = near_folder(Path(path))
         revision = f" --revision {hub_model.revision}" if str(hub_model) != hub_model.repository else ""
         raise ConnectionFailedError(
-            f"model.path = '{hub_model}' is no folder here{_near(Path(path))}, the Hugging Face cache {cache} lacks "
-            f"it, and it can't be fetched ({problem}); where there is a network: hf download {hub_model.repository}"
+            f"model.path = '{hub_model}' is no folder here{near}, the Hugging Face cache {cache} lacks it, and it "
+            f"can't be fetched ({problem}); where there is a network: hf download {hub_model.repository}"
             f"{revision}, or name a folder"
         )
     return folder.absolute()
-
-
-def _near(path: Path) -> str:
-    """Name the folder beside ``path`` whose name is nearest; empty if there is none."""
-    beside = [folder.name for folder in path.parent.glob("*/")]
-    close = difflib.get_close_matches(path.name, sorted(beside), n=1)
-    return f" (did you mean '{path.parent / close[0]}'?)" if close else ""
 
 
 def _fetch_in_process(hub_model: HubId, cache: Path) -> str:
@@ -128,7 +123,7 @@ def _fetch_in_process(hub_model: HubId, cache: Path) -> str:
     except subprocess.TimeoutExpired:
         return f"it is not there after {FETCH_S:g} s"
     lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
-    return lines[-1][:_SHOWN] if done.returncode else ""
+    return printable(lines[-1], most=_SHOWN) if done.returncode else ""
 
 
 FILES: Final = (
@@ -274,17 +269,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _fetch_from_hub(repository, revision, Path(cache))
     except Exception as error:  # of the network, the hub and the disk alike; the last line is shown
-        sys.stderr.write(f"{_told(error)}\n")
+        sys.stderr.write(f"{_told(error, repository, revision)}\n")
         return 1
     return 0
 
 
-def _told(error: Exception) -> str:
-    """Describe an error in a line; a timeout with the hub, the seconds and the remedy."""
-    kinds = {kind.__name__ for cause in (error, error.__cause__, error.__context__) for kind in type(cause).__mro__}
-    if any("Timeout" in kind for kind in kinds):
-        hub = importlib.import_module("huggingface_hub").constants.ENDPOINT
-        return f"the hub {hub} did not answer within {ANSWER_S:g} s; try again, or set HF_ENDPOINT to another one"
+_CAUSES: Final = {
+    "Timeout": f"the hub {{hub}} did not answer within {ANSWER_S:g} s; try again, or set HF_ENDPOINT to another one",
+    "OfflineModeIsEnabled": "HF_HUB_OFFLINE forbids to ask the hub {hub}; unset it",
+    "GatedRepo": "the hub {hub} gives {model} to who agreed to its terms; agree on its page, and hf auth login",
+    "RepositoryNotFound": "the hub {hub} has no {model} for you; correct the name, or hf auth login if it is private",
+    "RevisionNotFound": "{model} has no revision {revision} on the hub {hub}; name a branch, a tag or a commit after @",
+    **dict.fromkeys(
+        ("ConnectionError", "ConnectError"),  # of requests, and of httpx
+        "the hub {hub} can't be reached; check network and HTTPS_PROXY, or set HF_ENDPOINT to another one",
+    ),
+}
+"""Part of the name of an exception of huggingface_hub or its libraries -> text with the remedy; the first counts."""
+
+
+def _told(error: Exception, repository: str, revision: str) -> str:
+    """Describe an error in a line, with the hub, the model and the remedy where its cause is known."""
+    if isinstance(error, RingTuneError):
+        return str(error)
+    if isinstance(error, ModuleNotFoundError):
+        return f"the package {error.name} is not installed; {hint_to_install('node')}"
+    hub = importlib.import_module("huggingface_hub").constants.ENDPOINT
+    causes = [cause for cause in (error, error.__cause__, error.__context__) if cause is not None]
+    kinds = {kind.__name__ for cause in causes for kind in type(cause).__mro__}
+    for name, text in _CAUSES.items():
+        if any(name in kind for kind in kinds):
+            return text.format(hub=hub, model=repository, revision=revision)
+    statuses = (getattr(getattr(cause, "response", None), "status_code", None) for cause in causes)
+    if status := next(filter(None, statuses), None):
+        return f"the hub {hub} answers {status} for {repository}; try again later, or set HF_ENDPOINT to another one"
     return f"{type(error).__name__}: {' '.join(str(error).split()) or type(error).__name__}"
 
 

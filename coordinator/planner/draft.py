@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
+from ringtune.costs.memory_sizes import DEFAULT_SETTINGS, MemorySettings
 from ringtune.costs.profile import ModelFacts, NodeFacts
 from ringtune.errors import CapacityError, DataError, ModelError
 from ringtune.job.job import Job, kinds_of
@@ -54,7 +56,6 @@ class Draft:
         has_room_for_all: whether a host's disk has to have room for such copies of all blocks that it does not host,
             whichever host is before it in the ring.
         helper_of: host -> the helper that fits the adapters of all its trainable blocks.
-        audit: share of the cells that are drawn in an audit; 0 = none is.
     """
 
     course: Course
@@ -70,9 +71,7 @@ class Draft:
     has_room_for_all: bool = False
     helper_of: Mapping[str, str] = field(default_factory=dict)
     helper_settings: HelperSettings = IN_STEP
-    audit: float = 0.0
-    optimizer: str = "adamw"
-    dtype: str = "float32"
+    settings: MemorySettings = DEFAULT_SETTINGS
 
     @staticmethod
     def of(plan: Plan) -> Draft:
@@ -89,11 +88,8 @@ class Draft:
         )
 
     def of_job(self, job: Job) -> Draft:
-        """Copy the draft with what nodes keep and repeat in a run of a job, its optimizer and its dtype."""
-        optimizer, dtype = job.train.optimizer, job.model.dtype
-        return dataclasses.replace(
-            self, keeps_best=job.keeps_best_on_disk, audit=job.audit_share, optimizer=optimizer, dtype=dtype
-        )
+        """Copy the draft with the settings of a job, and with what nodes keep in its run."""
+        return dataclasses.replace(self, keeps_best=job.keeps_best_on_disk, settings=MemorySettings.of_job(job))
 
     def with_choices(self, microbatches: int, wire_dtype: str) -> Draft:
         """Copy the draft with this number of micro-batches (0 = its own) and this wire dtype.
@@ -170,10 +166,10 @@ def courses_to_try(job: Job, course: Course, nodes: Sequence[NodeFacts]) -> tupl
 
     Each next one needs less memory.
     """
-    found: tuple[Course, ...] = (course,)
+    courses: tuple[Course, ...] = (course,)
     for technique in TECHNIQUES:
-        found = tuple(way for before in found for way in technique.courses(job, before, nodes))
-    return found
+        courses = tuple(way for before in courses for way in technique.courses(job, before, nodes))
+    return courses
 
 
 def with_timed_frozen(job: Job, draft: Draft, nodes: Sequence[NodeFacts]) -> Draft:
@@ -225,14 +221,31 @@ def nearest_chain(first: N, nodes: Iterable[N], seconds: Callable[[N, N], float]
     return chain
 
 
+def odd_models(nodes: Iterable[NodeFacts]) -> dict[str, str]:
+    """Return the nodes that have another model than more than half of all, each with what differs.
+
+    Empty if all have the same model, or no model is that of more than half.
+    """
+    digests = {node.node: node.model.digest for node in nodes}
+    ((most, count), *_) = Counter(digests.values()).most_common(1)
+    agree = ", ".join(sorted(node for node, digest in digests.items() if digest == most))
+    return {
+        node: f"it has another model ({digest[:12]}…) than node {agree} ({most[:12]}…); copy the same folder to it"
+        for node, digest in digests.items()
+        if digest != most and 2 * count > len(digests)
+    }
+
+
 def agreed_model(nodes: Sequence[NodeFacts]) -> ModelFacts:
     """Return the model that all nodes have; raises ``ModelError``."""
     first = nodes[0]
-    for node in nodes[1:]:
-        if node.model.digest != first.model.digest:
+    for node, problem in odd_models(nodes).items():
+        raise ModelError(f"node {node}: {problem}")
+    for other in nodes:
+        if other.model.digest != first.model.digest:
             raise ModelError(
-                f"nodes {first.node} and {node.node} have different models ({first.model.digest[:12]}… and "
-                f"{node.model.digest[:12]}…); copy the same folder to both"
+                f"nodes {first.node} and {other.node} have different models ({first.model.digest[:12]}… and "
+                f"{other.model.digest[:12]}…); copy the same folder to all"
             )
     return first.model
 
@@ -250,8 +263,8 @@ def agreed_labels(job: Job, nodes: Sequence[NodeFacts]) -> tuple[str, ...]:
         names = "tags" if name == "tag" else "classes"
         raise DataError(f"the owners' data has the {names} {list(labels)}, a classifier needs two; check {key}")
     for node in nodes:
-        for kind, found in (("training", node.labels), ("evaluation", node.eval_labels)):
-            outside = sorted(set(found) - set(labels))
+        for kind, own_labels in (("training", node.labels), ("evaluation", node.eval_labels)):
+            outside = sorted(set(own_labels) - set(labels))
             if outside:
                 names = "rows of class" if name == "class" else "words of tag"
                 raise DataError(
@@ -311,7 +324,7 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
 
 def racks_of(nodes: Iterable[NodeFacts]) -> tuple[Rack, ...]:
     """Return the racks of nodes, sorted, for the places of numbered copies."""
-    return tuple(sorted(Rack(one.node, one.rack) for one in nodes if one.rack))
+    return tuple(sorted(Rack(node.node, node.rack) for node in nodes if node.rack))
 
 
 MAX_EVAL_BATCHES: Final = 1 << 18

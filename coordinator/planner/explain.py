@@ -9,10 +9,10 @@ from typing import Any
 
 from coordinator.planner.local_search import applied, moves
 from coordinator.planner.memory import MemoryCaps
-from coordinator.planner.operations import OperationsReason, balance_line, explain_operations, operations_reason_lines
-from coordinator.planner.phases import PhasesReason, phases_lines
+from coordinator.planner.operations import OperationsReason, balance_line, explain_operations
+from coordinator.planner.phases import PhasesReason
 from coordinator.planner.planned import HelpersReason, Planned
-from coordinator.planner.replicas import ReplicasReason, replicas_lines
+from coordinator.planner.replicas import ReplicasReason
 from coordinator.planner.ring_costs import RingCosts, with_fewer_depths, with_mean_owner
 from coordinator.planner.search import Candidate, block_s, both_seconds, plan_of, slices_of
 from coordinator.planner.search import Choice as SearchChoice
@@ -272,11 +272,11 @@ def explanation_text(found: Explanation) -> list[str]:
         f"{found.wire_dtype} on the wire"
     )
     lines += [found.frozen] if found.frozen else []
-    lines += operations_reason_lines(found.operations, seconds) if found.operations is not None else []
+    lines += found.operations.lines(seconds) if found.operations is not None else []
     lines += [balance_line(*found.equal, seconds)] if found.equal is not None else []
-    lines += phases_lines(found.phases, seconds) if found.phases is not None else []
+    lines += found.phases.lines(seconds) if found.phases is not None else []
     if found.replicas is not None:
-        lines += replicas_lines(found.replicas, seconds)
+        lines += found.replicas.lines(seconds)
         if found.replicas.is_taken:
             return lines
     lines += [

@@ -17,6 +17,7 @@ from coordinator.planner.draft import Draft
 from coordinator.planner.ring_costs import RingCosts, ring_costs, step_kinds
 from coordinator.planner.step_time import Ring, job_s, step_times
 from ringtune.costs.action_costs import CourseCosts, all_full, done_of
+from ringtune.costs.memory_sizes import MemorySettings
 from ringtune.costs.profile import Profile
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.course import Course
@@ -282,7 +283,7 @@ def simulated_step_times(
     """
     depths, kinds = costs.depths, step_kinds(plan.course)
     probed = sorted({depths[round(at * (len(depths) - 1) / max(1, max_depths - 1))] for at in range(max_depths)})
-    names = [costs.names[one.node] for one in costs.owners if one.node >= 0]
+    names = [costs.names[owner.node] for owner in costs.owners if owner.node >= 0]
     owners = (names[0], names[-1])[: len(names)]
     is_rough = max_depths < _DEPTHS_PROBED
     probe = functools.partial(
@@ -324,7 +325,8 @@ def plan_job_s(plan: Plan, profile: Profile, *, optimizer: str) -> float:
 
     By the formula; by the simulator if stages have several hosts, which the formula does not cover.
     """
-    placement, costs = plan.placement, ring_costs(dataclasses.replace(Draft.of(plan), optimizer=optimizer), profile)
+    placement, draft = plan.placement, dataclasses.replace(Draft.of(plan), settings=MemorySettings(optimizer))
+    costs = ring_costs(draft, profile)
     if placement.has_replicas:
         return simulated_steps_s(plan, profile, costs)
     costs = dataclasses.replace(costs, saving=lambda node, start, stop, above: planned_saving(plan, start, stop))
@@ -335,7 +337,7 @@ def plan_job_s(plan: Plan, profile: Profile, *, optimizer: str) -> float:
 
 def paid_after(plan: Plan, profile: Profile, pass_s: float, *, optimizer: str) -> int | None:
     """Number of steps in which operations save the seconds of one pass of scores; None if they save nothing."""
-    all_steps_s = [plan_job_s(one, profile, optimizer=optimizer) for one in (all_full(plan), plan)]
+    all_steps_s = [plan_job_s(each, profile, optimizer=optimizer) for each in (all_full(plan), plan)]
     saved_s = (all_steps_s[0] - all_steps_s[1]) / plan.course.num_steps
     return math.ceil(pass_s / saved_s) if saved_s > 1e-9 * all_steps_s[0] / plan.course.num_steps else None
 
@@ -355,7 +357,7 @@ def score_pass_s(plan: Plan, profile: Profile, *, optimizer: str) -> float:
     A few batches of each owner are simulated; the result is scaled by the formula's ratio of all batches to these.
     """
     few = _with_few_batches(plan)
-    formula_s, few_s = (_by_formula_s(one, profile, optimizer=optimizer) for one in (plan, few))
+    formula_s, few_s = (_by_formula_s(each, profile, optimizer=optimizer) for each in (plan, few))
     return _simulated_s(few, profile, optimizer=optimizer) * (formula_s / few_s if few_s else 1.0)
 
 

@@ -17,13 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ringtune.config.sections import AUTO_PLACEMENT
+from ringtune.config.sections import AUTO_PLACEMENT, MOST_MICROBATCHES
 from ringtune.costs.profile import LinkFacts
 from ringtune.errors import InterruptedRunError, UsageError
 from ringtune.job.job import Job
 from ringtune.schedule.course import WIRE_DTYPES
-
-_MOST = 16
 
 
 class Choices(NamedTuple):
@@ -54,7 +52,7 @@ def microbatch_choices(text: str, batch_size: int) -> tuple[int, ...]:
     ``auto`` is every power of two up to 16 that is at most ``batch_size``: 1, 2, 4 for 6 rows.
     """
     if text == AUTO_PLACEMENT:
-        return tuple(count for count in (1, 2, 4, 8, _MOST) if count <= batch_size)
+        return tuple(count for count in (1, 2, 4, 8, MOST_MICROBATCHES) if count <= batch_size)
     try:
         counts = tuple(sorted({int(part) for part in text.split(",")})) if text else ()
     except ValueError as error:

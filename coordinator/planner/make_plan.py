@@ -53,7 +53,7 @@ from ringtune.costs.memory_estimate import (
     parts_memory,
     refuse_full_moves,
 )
-from ringtune.costs.memory_sizes import Sizes
+from ringtune.costs.memory_sizes import MemorySettings, Sizes
 from ringtune.costs.memory_terms import MemoryEstimate
 from ringtune.costs.model_facts import model_facts
 from ringtune.costs.profile import LinkFacts, ModelFacts, NodeFacts, Profile
@@ -101,7 +101,7 @@ def refusal(
 def helper_refusal(plan: Plan, node: NodeFacts, needs: MemoryEstimate) -> CapacityError:
     """Make the error that a helper has no memory for the adapters that it fits, beside its other parts of the plan."""
     helps = plan.placement.joined_helpers(node.node)
-    whose = ", ".join(f"{plan.placement.host_of(one.start)}'s blocks {one.text}" for one in helps)
+    whose = ", ".join(f"{plan.placement.host_of(helper.start)}'s blocks {helper.text}" for helper in helps)
     return CapacityError(
         f"node {node.node} needs {needs} to fit the adapters of {whose} but has {format_bytes(node.memory_bytes)}; let "
         "another node help (offload.mode), lower train.batch_size, or raise train.microbatches"
@@ -111,7 +111,7 @@ def helper_refusal(plan: Plan, node: NodeFacts, needs: MemoryEstimate) -> Capaci
 def _owner_remedy(caps: MemoryCaps) -> str:
     """Return the remedies for an owner without memory for embedding and head, which no other node can host for it."""
     lower = "lower train.batch_size or train.max_length, or let a node with more memory own its rows"
-    optimizer = caps.draft.optimizer
+    optimizer = caps.draft.settings.optimizer
     if caps.draft.course.method.full_parameters:
         keeps = f"; train.optimizer = 'adafactor' or 'sgd' keeps less than {optimizer!r}"
         return lower if optimizer in _SMALL_STATE else lower + keeps
@@ -268,9 +268,8 @@ def make_plan(
     check_blobs(draft.course, Sizes.of_job(job, draft.course, nodes[0]))
     if evaluation_only:
         course = keeping_all(dataclasses.replace(draft.course, num_steps=0, checkpoint_every=0))
-        draft = Draft(  # without training there are no helpers
-            course=course, private_blocks=draft.private_blocks, optimizer=draft.optimizer, dtype=draft.dtype
-        )
+        # without training there are no helpers
+        draft = Draft(course=course, private_blocks=draft.private_blocks, settings=draft.settings)
     alike = as_alike(nodes) if all(link.is_assumed for link in links) else None
     profile = Profile(nodes=alike or tuple(nodes), links=tuple(links))
     draft = _in_order(draft, profile)
@@ -300,7 +299,8 @@ def make_plan(
 
     ways = courses_to_try(job, draft.course, nodes)
     planned, too_large = first_fit(ways, place)
-    choice = planned.choice and dataclasses.replace(planned.choice, too_large=too_large if len(ways) > 1 else None)
+    has_types = len({way.frozen for way in ways}) > 1
+    choice = planned.choice and dataclasses.replace(planned.choice, too_large=too_large if has_types else None)
     planned = dataclasses.replace(
         planned, choice=choice, num_searched=effort.counts["layouts"], search_s=effort.now_s() - began_s
     )
@@ -372,8 +372,8 @@ def _judged_again(
 ) -> Settled:
     """Judge the chosen ring with its settled operations, and with equal counts for all nodes."""
 
-    def judged(one: Job) -> tuple[Candidate, RingCosts]:
-        operations = settled(one, drafted, model, profile).course.choice
+    def judged(variant: Job) -> tuple[Candidate, RingCosts]:
+        operations = settled(variant, drafted, model, profile).course.choice
         course = dataclasses.replace(choice.best.draft.course, choice=operations)
         draft = dataclasses.replace(choice.best.draft, course=course)
         return judged_again(choice.best, draft, profile, choice.costs, effort=effort)
@@ -499,16 +499,14 @@ def plan_memory(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> dict[st
     if not known:
         return {}
     here = Plan(plan.course, known)
-    return fullest(
-        parts_memory(here, facts, optimizer=job.train.optimizer, dtype=job.model.dtype, audit=job.audit_share)
-    )
+    return fullest(parts_memory(here, facts, MemorySettings.of_job(job)))
 
 
 def _in_order(draft: Draft, profile: Profile) -> Draft:
     """Sort the draft's owners in initiator order by the seconds that the head takes between them."""
     if not profile.links:
         return draft
-    costs = CourseCosts(draft.course, profile, optimizer=draft.optimizer)
+    costs = CourseCosts(draft.course, profile, optimizer=draft.settings.optimizer)
 
     def hand_over_s(source: str, target: str) -> float:
         link = costs.link(source, target)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from coordinator.planner.draft import Draft
-from ringtune.costs.activation_costs import projected_gain
+from ringtune.costs.activation_costs import mean_gain, projected_gains
 from ringtune.costs.links import takes_parcels
 from ringtune.costs.memory_estimate import (
     BEST,
@@ -38,12 +38,10 @@ class MemoryCaps:
     def __init__(self, draft: Draft, facts: Mapping[str, NodeFacts]) -> None:
         self.draft, self.facts = draft, facts
         self._owners = {owner.node for owner in draft.course.owners}
+        self._audit = draft.settings.audit
         self._course = draft.with_helper_settings(draft.course)
         self._projected = draft.with_helper_settings(draft.saving.projected(draft.course))
-        self._sizes = {
-            name: Sizes.at(self._projected, node, optimizer=draft.optimizer, dtype=draft.dtype)
-            for name, node in facts.items()
-        }
+        self._sizes = {name: Sizes.at(self._projected, node, draft.settings) for name, node in facts.items()}
         self._savings: dict[tuple[str, int, int, int], SliceSaving] = {}
         self._needed: dict[tuple[str, int, int, int], int] = {}
 
@@ -135,10 +133,10 @@ class MemoryCaps:
     def needed_bytes(self, node: str, start: int, stop: int, above: int) -> int:
         """Peak bytes of ``node`` if it hosts ``[start, stop)`` with ``above`` hosts above it."""
         key = (node, start, stop, above)
-        found = self._needed.get(key)
-        if found is None:
-            found = self._needed[key] = self.estimate_of(node, start, stop, above).total_bytes
-        return found
+        needed_bytes = self._needed.get(key)
+        if needed_bytes is None:
+            needed_bytes = self._needed[key] = self.estimate_of(node, start, stop, above).total_bytes
+        return needed_bytes
 
     def estimate_of(self, node: str, start: int, stop: int, above: int) -> MemoryEstimate:
         """Estimate by terms what ``node`` needs to host ``[start, stop)``, with as many hosts below as possible."""
@@ -150,25 +148,25 @@ class MemoryCaps:
         if policy.name == NONE:
             return KEEPS_ALL
         key = (node, start, stop, above)
-        found = self._savings.get(key)
-        if found is None:
+        slice_saved = self._savings.get(key)
+        if slice_saved is None:
             kept = self.kept_blocks(start, stop)
             has_lowest = kept.start == ever_trained(self.draft.course).lowest
-            found = self._savings[key] = slice_saving(
+            slice_saved = self._savings[key] = slice_saving(
                 policy.name,
                 kept,
                 lambda saving: self._estimate_of(node, start, stop, above, saving).total_bytes,
                 self.facts[node],
                 may_project=policy.may_project,
-                gain=self.projected_gain(node),
+                gain=self.projected_gain(node, kept),
                 first_is_small=has_lowest and self._sizes[node].lowest_token_bytes > 0,
             )
-        return found
+        return slice_saved
 
-    def projected_gain(self, node: str) -> float:
-        """Seconds that projections take off a backward, over a forward; 0 if a step trains one group of units."""
+    def projected_gain(self, node: str, kept: Range) -> float:
+        """Seconds that projections take off these blocks' backward, over their forward; 0 if steps train groups."""
         in_groups = self.draft.course.method.full_parameters
-        return 0.0 if in_groups else projected_gain(self._projected, self.facts[node].model)
+        return 0.0 if in_groups else mean_gain(projected_gains(self._projected, self.facts[node].model), *kept)
 
     def kept_blocks(self, start: int, stop: int) -> Range:
         """The blocks of [start, stop) that keep activations for a backward: from the lowest trained one on."""
@@ -189,8 +187,8 @@ class MemoryCaps:
             helped=self._helped(node, start, stop),
             copies=self._copies(node, start, stop),
             keeps_heads=self.draft.copies and self.draft.num_copies > 0,
-            audit=self.draft.audit,
-            again=Range(start, stop) if self.draft.audit and start < stop else None,  # of a host with as many blocks
+            audit=self._audit,
+            again=Range(start, stop) if self._audit and start < stop else None,  # of a host with as many blocks
         )
         course = self._projected if saving.is_projected else self._course
         return memory_estimate(course, share, self._sizes[node])
@@ -203,16 +201,16 @@ class MemoryCaps:
 
     def estimate(self, plan: Plan, node: str) -> MemoryEstimate:
         """Estimate by terms the peak memory of ``node`` under ``plan``."""
-        return memory_estimate(plan.course, Share.of(plan, node, self.draft.audit), self._sizes[node])
+        return memory_estimate(plan.course, Share.of(plan, node, self._audit), self._sizes[node])
 
     def without_recomputing(self, plan: Plan, node: str, course: Course) -> MemoryEstimate:
         """Estimate the peak memory of ``node`` under ``plan`` with a course's projections and without recomputation."""
-        share = dataclasses.replace(Share.of(plan, node, self.draft.audit), recompute=())
+        share = dataclasses.replace(Share.of(plan, node, self._audit), recompute=())
         return memory_estimate(course, share, self._sizes[node])
 
     def block_bytes(self, node: str, rows: int, *, dropout: float) -> tuple[int, int, int]:
         """Bytes that one block keeps at ``node`` for padded rows: all, with projections, and those due to dropout."""
         sizes, model, length = self._sizes[node], self.facts[node].model, self.draft.course.max_length
-        dropped = dropout_token_bytes(model, tokens=length, dtype=self.draft.dtype) if dropout else 0
+        dropped = dropout_token_bytes(model, tokens=length, dtype=self.draft.settings.dtype) if dropout else 0
         tokens = rows * length
         return round(sizes.kept_bytes(tokens)), round(sizes.projected_bytes(tokens)), round(tokens * dropped)

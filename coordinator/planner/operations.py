@@ -186,6 +186,28 @@ class OperationsReason:
     score_s: float = 0.0
     paid_after: int | None = None
 
+    def lines(self, seconds: Callable[[float], str] = format_seconds) -> list[str]:
+        """Write the explanation as lines; ``seconds`` formats times."""
+        assumed = ", assumed until the run has chosen" if self.is_assumed else ""
+        lines = [
+            f"  operations: {self.compute:.0%} of the compute and {self.sent:.0%} of the bytes of all full{assumed} "
+            f"({self.paper_compute:.0%} and {self.paper_sent:.0%} by the paper's count)"
+        ]
+        if self.policy and Policy(self.policy).is_pruning:
+            stay = self.counts[0].full / self.microbatches
+            lines.append(f"    {self.policy}: {stay:.0%} of all subnets stay, for all micro-batches")
+        else:
+            for each in self.counts:
+                counts = f"full for {each.full:.3g} and forward-only for {each.forward_only:.3g} of {self.microbatches}"
+                share = f"there a forward costs {each.forward_share:.0%} of a full operation"
+                lines.append(f"    {each.node}: each subnet is {counts} micro-batches; {share}")
+        if self.score_passes:
+            paid = "has never paid" if self.paid_after is None else f"has paid after {self.paid_after} steps"
+            passes = "one pass" if self.score_passes == 1 else f"each of {self.score_passes} passes"
+            takes = f"{passes} takes {seconds(self.score_s)} by the simulator"
+            lines.append(f"    scores come on top of all steps: {takes} and {paid} by the formula")
+        return lines
+
 
 def explain_operations(plan: Plan, profile: Profile, *, optimizer: str = "adamw") -> OperationsReason | None:
     """Explain the operations of a plan by the last steps of its first owner, where most blocks train.
@@ -253,30 +275,6 @@ def _counts(plan: Plan, choice: Choice) -> tuple[NodeCounts, ...]:
             )
         )
     return tuple(found)
-
-
-def operations_reason_lines(found: OperationsReason, seconds: Callable[[float], str] = format_seconds) -> list[str]:
-    """Write the explanation as lines; ``seconds`` formats times."""
-    assumed = ", assumed until the run has chosen" if found.is_assumed else ""
-    lines = [
-        f"  operations: {found.compute:.0%} of the compute and {found.sent:.0%} of the bytes of all full{assumed} "
-        f"({found.paper_compute:.0%} and {found.paper_sent:.0%} by the paper's count)"
-    ]
-    if found.policy and Policy(found.policy).is_pruning:
-        share = found.counts[0].full / found.microbatches
-        lines.append(f"    {found.policy}: {share:.0%} of all subnets stay, for all micro-batches")
-    else:
-        lines += [
-            f"    {each.node}: each subnet is full for {each.full:.3g} and forward-only for {each.forward_only:.3g} of "
-            f"{found.microbatches} micro-batches; there a forward costs {each.forward_share:.0%} of a full operation"
-            for each in found.counts
-        ]
-    if found.score_passes:
-        paid = "has never paid" if found.paid_after is None else f"has paid after {found.paid_after} steps"
-        passes = "one pass" if found.score_passes == 1 else f"each of {found.score_passes} passes"
-        takes = f"{passes} takes {seconds(found.score_s)} by the simulator"
-        lines.append(f"    scores come on top of all steps: {takes} and {paid} by the formula")
-    return lines
 
 
 def balance_line(own_s: float, equal_s: float, seconds: Callable[[float], str]) -> str:

@@ -69,23 +69,25 @@ class PhasesReason:
     is_taken: bool = False
     why_not: str = ""
 
-
-def phases_lines(reason: PhasesReason, seconds: Callable[[float], str]) -> list[str]:
-    """Write the judgement as lines."""
-    if reason.why_not:
-        return [f"  the run stays on one placement: {reason.why_not}"]
-    if not reason.is_taken:
+    def lines(self, seconds: Callable[[float], str]) -> list[str]:
+        """Write the judgement as lines."""
+        if self.why_not:
+            return [f"  the run stays on one placement: {self.why_not}"]
+        if not self.is_taken:
+            return [
+                f"  placement.follow: all steps with moves {seconds(self.moving_s)}, not much less than "
+                f"{seconds(self.fixed_s)} without, by the simulator"
+            ]
+        both = f"{seconds(self.moving_s)} with moves, {seconds(self.fixed_s)} without"
+        lines = [f"  slices follow the schedule: {both}, by the simulator"]
+        for phase in self.phases:
+            moved = f", after a move of {seconds(phase.move_s)}" if phase.first_step else ""
+            when = f"from step {phase.first_step}, depth {phase.depth}{moved}"
+            lines.append(f"    {when}: {phase.slices}; gains {seconds(phase.gain_s)}")
         return [
-            f"  placement.follow: all steps with moves {seconds(reason.moving_s)}, not much less than "
-            f"{seconds(reason.fixed_s)} without, by the simulator"
+            *lines,
+            "  the figures below are of the plan with one placement for all steps, from which this was made",
         ]
-    both = f"{seconds(reason.moving_s)} with moves, {seconds(reason.fixed_s)} without"
-    lines = [f"  slices follow the schedule: {both}, by the simulator"]
-    for phase in reason.phases:
-        moved = f", after a move of {seconds(phase.move_s)}" if phase.first_step else ""
-        when = f"from step {phase.first_step}, depth {phase.depth}{moved}"
-        lines.append(f"    {when}: {phase.slices}; gains {seconds(phase.gain_s)}")
-    return [*lines, "  the figures below are of the plan with one placement for all steps, from which this was made"]
 
 
 WORTH: Final = 0.98

@@ -53,6 +53,22 @@ class ReplicasReason:
         """Seconds of all steps of the plan that was taken; None if nothing was judged."""
         return None if not self.judged else self.judged[0][1] if self.is_taken else self.ring_s
 
+    def lines(self, seconds: Callable[[float], str]) -> list[str]:
+        """Write the judgement as lines."""
+        if self.why_not:
+            return [f"  each block has one host: {self.why_not}"]
+        ring = ("one host for each block", self.ring_s)
+        first, *others = sorted([*self.judged, ring], key=lambda pair: pair[1])
+        if not self.is_taken:
+            return [
+                f"  placement.replicas: {_told(self.judged[0], seconds)}, not much faster than {_told(ring, seconds)}"
+            ]
+        lines = [f"  all steps: {seconds(first[1])} by the simulator"]
+        told = others[:_TOLD] if ring in others[:_TOLD] else [*others[: _TOLD - 1], ring]
+        lines += [f"  {'second best' if layout is others[0] else 'other'}: {_told(layout, seconds)}" for layout in told]
+        more = self.num_rough + 1 - len(told) - 1
+        return lines + ([f"  {more} more were simulated"] if more > 0 else [])
+
 
 def layout_text(plan: Plan) -> str:
     """Name stages and micro-batches: ``[0, 6) on a, b; [6, 12) on c with 8 micro-batches``, with shares if unequal."""
@@ -64,25 +80,8 @@ def layout_text(plan: Plan) -> str:
     return f"{'; '.join(parts)} with {plan.course.microbatches} micro-batches"
 
 
-def replicas_lines(reason: ReplicasReason, seconds: Callable[[float], str]) -> list[str]:
-    """Write the judgement as lines."""
-    if reason.why_not:
-        return [f"  each block has one host: {reason.why_not}"]
-    ring = ("one host for each block", reason.ring_s)
-    first, *others = sorted([*reason.judged, ring], key=lambda pair: pair[1])
-    if not reason.is_taken:
-        return [
-            f"  placement.replicas: {_told(reason.judged[0], seconds)}, not much faster than {_told(ring, seconds)}"
-        ]
-    lines = [f"  all steps: {seconds(first[1])} by the simulator"]
-    told = others[:_TOLD] if ring in others[:_TOLD] else [*others[: _TOLD - 1], ring]
-    lines += [f"  {'second best' if one is others[0] else 'other'}: {_told(one, seconds)}" for one in told]
-    more = reason.num_rough + 1 - len(told) - 1
-    return lines + ([f"  {more} more were simulated"] if more > 0 else [])
-
-
-def _told(one: tuple[str, float], seconds: Callable[[float], str]) -> str:
-    return f"{one[0]}: {seconds(one[1])}"
+def _told(layout: tuple[str, float], seconds: Callable[[float], str]) -> str:
+    return f"{layout[0]}: {seconds(layout[1])}"
 
 
 FEW_NODES: Final = 6
@@ -104,11 +103,11 @@ def ranked_layouts(
     rooms, classes = rooms or (0,) * costs.num_nodes, classes or ("",) * costs.num_nodes
     step = max(1, len(costs.depths) // _DEPTHS)
     depths = list(costs.depths[step - 1 :: step])
-    found = [
+    layouts_s = [
         (sum(costs.steps_at[depth] * layout_step_s(costs, layout, depth, exchange_s) for depth in depths), layout)
         for layout in _layouts(costs, rooms, classes)
     ]
-    return sorted(found, key=lambda pair: (pair[0], [(stage.nodes, stage.count) for stage in pair[1]]))
+    return sorted(layouts_s, key=lambda pair: (pair[0], [(stage.nodes, stage.count) for stage in pair[1]]))
 
 
 def neighbours(layout: Layout) -> Iterator[Layout]:
@@ -179,7 +178,7 @@ def _balanced_groups(
         of_class.setdefault(classes[node], []).append(node)
     counts = dict.fromkeys(of_class, 1)
     while sum(counts.values()) <= max(len(nodes) // 2, len(of_class)):
-        groups = (_balanced(costs, own, counts[name]) for name, own in of_class.items())
+        groups = (_balanced(costs, members, counts[name]) for name, members in of_class.items())
         yield tuple(itertools.chain.from_iterable(groups))
         counts[max(counts, key=lambda name: len(of_class[name]) / counts[name])] += 1
 
@@ -211,13 +210,13 @@ def _cuts(costs: RingCosts, groups: Sequence[Sequence[int]], blocks: int) -> Ite
 
 def _kinds(costs: RingCosts, nodes: Sequence[int]) -> dict[int, int]:
     """Number nodes by speed: those within ``_ALIKE`` of a kind's first node have its number."""
-    found: dict[int, int] = {}
+    kinds: dict[int, int] = {}
     last_s, kind = 0.0, -1
     for node in nodes:
         if _block_s(costs, node) > last_s * (1 + _ALIKE):
             last_s, kind = _block_s(costs, node), kind + 1
-        found[node] = kind
-    return found
+        kinds[node] = kind
+    return kinds
 
 
 def _block_s(costs: RingCosts, node: int) -> float:
@@ -271,29 +270,29 @@ def choose_replicas(
     """
     if why_not := _refusal_reason(plan, drafts, profile):
         return None, ReplicasReason(why_not=why_not)
-    options = sorted(_options(drafts, profile, is_over), key=lambda one: one.rough_s)
+    options = sorted(_options(drafts, profile, is_over), key=lambda option: option.rough_s)
     if not options:
         return None, ReplicasReason(why_not="no node has memory for blocks of another one too")
     rough = Ranking[_Option](
-        lambda one: simulated_steps_s(one.plan, profile, one.tables.costs, max_depths=_ROUGH_DEPTHS), is_over
+        lambda option: simulated_steps_s(option.plan, profile, option.tables.costs, max_depths=_ROUGH_DEPTHS), is_over
     ).judge_all(_worth_judging(options))
     _climb(rough)
-    final = Ranking[_Option](lambda one: simulated_steps_s(one.plan, profile, one.tables.costs), is_over)
-    judged = final.judge_all(one for _, one in rough.ranked[:_FINALISTS]).ranked
+    final = Ranking[_Option](lambda option: simulated_steps_s(option.plan, profile, option.tables.costs), is_over)
+    judged = final.judge_all(option for _, option in rough.ranked[:_FINALISTS]).ranked
     if not judged:
         return None, ReplicasReason(why_not="the time for planning was used up")
-    costs = ring_costs(dataclasses.replace(Draft.of(plan), optimizer=drafts[0].optimizer), profile)
+    costs = ring_costs(dataclasses.replace(Draft.of(plan), settings=drafts[0].settings), profile)
     ring_s = simulated_steps_s(plan, profile, costs)
     best_s, best = judged[0]
     is_taken = best_s <= WORTH * ring_s
-    texts = tuple((layout_text(one.plan), seconds) for seconds, one in judged)
+    texts = tuple((layout_text(option.plan), seconds) for seconds, option in judged)
     reason = ReplicasReason(ring_s=ring_s, judged=texts, num_rough=len(rough.judged), is_taken=is_taken)
     return best.plan if is_taken else None, reason
 
 
 def _climb(rough: Ranking[_Option]) -> None:
     """From the best layout of each number of stages, go to its fastest neighbour until none is faster."""
-    seen, most = {one.plan for _, one in rough.judged}, len(rough.judged) + _CLIMBED
+    seen, most = {option.plan for _, option in rough.judged}, len(rough.judged) + _CLIMBED
     firsts = {len(pair[1].layout): pair for pair in reversed(rough.ranked)}
     for best_s, best in sorted(firsts.values(), key=lambda pair: pair[0]):
         while True:
@@ -329,9 +328,9 @@ def _options(drafts: Sequence[Draft], profile: Profile, is_over: Callable[[], bo
         classes = [numeric_class(profile.by_name[name], draft.course) for name in costs.names]
         ranked = ranked_layouts(costs, exchange_s, rooms, classes) if costs.num_micro > 1 else []
         fitting = (
-            _Option(rough_s, layout, found, tables)
+            _Option(rough_s, layout, placed, tables)
             for rough_s, layout in _of_interest(ranked)
-            if (found := tables.placed(layout)) is not None
+            if (placed := tables.placed(layout)) is not None
         )
         yield from itertools.islice(itertools.takewhile(lambda _: not is_over(), fitting), _JUDGED)
 
@@ -349,12 +348,12 @@ def _of_interest(ranked: Sequence[tuple[float, Layout]]) -> list[tuple[float, La
 def _worth_judging(options: Sequence[_Option]) -> list[_Option]:
     """Return the first option of each draft and of each number of stages, and others up to ``_JUDGED``."""
     firsts: dict[tuple[str, int, str], _Option] = {}
-    for one in options:
-        course = one.plan.course
-        firsts.setdefault(("draft", course.microbatches, course.wire_dtype), one)
-        firsts.setdefault(("stages", len(one.layout), ""), one)
-    chosen = list({id(one): one for one in firsts.values()}.values())
-    more = [one for one in options if not any(one is first for first in chosen)]
+    for option in options:
+        course = option.plan.course
+        firsts.setdefault(("draft", course.microbatches, course.wire_dtype), option)
+        firsts.setdefault(("stages", len(option.layout), ""), option)
+    chosen = list({id(option): option for option in firsts.values()}.values())
+    more = [option for option in options if not any(option is first for first in chosen)]
     return chosen + more[: max(0, _JUDGED - len(chosen))]
 
 
@@ -375,6 +374,6 @@ def _refusal_reason(plan: Plan, drafts: Sequence[Draft], profile: Profile) -> st
         return "a step has one micro-batch"
     classes = {node.node: numeric_class(node, plan.course) for node in profile.nodes}
     if len(set(classes.values())) == len(classes):
-        told = "; ".join(f"{name}: {found}" for name, found in classes.items())
+        told = "; ".join(f"{name}: {problem}" for name, problem in classes.items())
         return f"copies have to be equal in every bit, and no two nodes compute alike ({told})"
     return ""

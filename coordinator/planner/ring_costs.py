@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from coordinator.planner.draft import Draft
 from ringtune.costs.action_costs import CourseCosts, NodeCosts, TopShare
-from ringtune.costs.activation_costs import projected_gain
+from ringtune.costs.activation_costs import mean_gain, projected_gains
 from ringtune.costs.profile import Profile
 from ringtune.schedule.actions import Op, Payload
 from ringtune.schedule.batches import num_batches
@@ -322,7 +322,7 @@ def ring_costs(draft: Draft, profile: Profile) -> RingCosts:
     """
     names = tuple(sorted(node.node for node in profile.nodes))
     course = draft.course
-    costs = CourseCosts(course, profile, optimizer=draft.optimizer)
+    costs = CourseCosts(course, profile, optimizer=draft.settings.optimizer)
     num_micro, weights = len(course.microbatch_sizes()), shares(course.owners, course.turns)
     rows = [course.batch_rows(owner) / num_micro for owner in course.owners]
     sizes = [costs.size(one.node, 1, StepKind.TRAIN) * each for one, each in zip(course.owners, rows, strict=True)]
@@ -348,7 +348,8 @@ def ring_costs(draft: Draft, profile: Profile) -> RingCosts:
     graph, graph_lowest = block(Op.FORWARD, lowest=False), block(Op.FORWARD, lowest=True)
     back, back_lowest = tuple(map(backward, names)), block(Op.BACKWARD, lowest=True)
     middle = course.num_blocks // 2  # boundaries may differ in width; the judge of rings knows each
-    gain = projected_gain(draft.saving.projected(course), profile.by_name[names[0]].model)
+    gains = projected_gains(draft.saving.projected(course), profile.by_name[names[0]].model)
+    gain = mean_gain(gains, draft.private_blocks, course.num_blocks)
     projected = _projected(graph, back, trained_above * gain)
     projected_lowest = _projected(graph_lowest, back_lowest, gain)
     hidden, grad = (_pairs(costs, names, one, middle, size) for one in (Payload.HIDDEN, Payload.GRAD))
@@ -356,7 +357,7 @@ def ring_costs(draft: Draft, profile: Profile) -> RingCosts:
     taken = _taken(costs, names, size)
     return RingCosts(
         names=names,
-        optimizer=draft.optimizer,
+        optimizer=draft.settings.optimizer,
         first=draft.private_blocks,
         stop=course.num_blocks,
         num_micro=num_micro,

@@ -17,6 +17,7 @@ from coordinator.planner.replan import placed_without
 from coordinator.planner.replicas import layout_text
 from ringtune.config.sections import SKIP_OWNER
 from ringtune.costs.action_costs import move_s
+from ringtune.costs.memory_sizes import MemorySettings
 from ringtune.costs.memory_terms import MemoryEstimate
 from ringtune.costs.profile import NodeFacts, Profile, TimedShape
 from ringtune.errors import CapacityError, PlanError, RingTuneError, StorageError, UsageError
@@ -162,8 +163,11 @@ class PredictedPlan:
     def _moves(self) -> list[dict[str, Any]]:
         course = self.plan.course
         return [
-            {"step": first_step(course, one), "slices": {piece.node: [piece.start, piece.stop] for piece in one.slices}}
-            for one in self.plan.placements[1:]
+            {
+                "step": first_step(course, placement),
+                "slices": {piece.node: [piece.start, piece.stop] for piece in placement.slices},
+            }
+            for placement in self.plan.placements[1:]
         ]
 
 
@@ -192,7 +196,6 @@ class WhatIf:
     """A question: how does a plan run after some changes?
 
     Attributes:
-        audit: share of cells that the run draws in an audit.
         shape: of the batches for which the profile was timed.
         job: plan again for it; None = keep the plan.
         move_s: measured seconds of a move; None = by the planner's formula.
@@ -201,9 +204,7 @@ class WhatIf:
 
     plan: Plan
     profile: Profile
-    optimizer: str
-    dtype: str
-    audit: float = 0.0
+    settings: MemorySettings
     shape: TimedShape | None = None
     changes: tuple[str, ...] = ()
     drop: tuple[str, ...] = ()
@@ -214,7 +215,7 @@ class WhatIf:
 
     def before(self) -> PredictedPlan:
         """Predict the plan without changes; raises ``RingTuneError``."""
-        return self._predicted(self.plan, self.profile, self.shape, self.audit)
+        return self._predicted(self.plan, self.profile, self.settings, self.shape)
 
     def check(self, cells: Sequence[Sequence[str]]) -> None:
         """Refuse an invalid job or invalid cells of a sweep before any cell is computed.
@@ -236,23 +237,23 @@ class WhatIf:
                 profile, plan = drop_from_profile(profile, name), drop_from_plan(plan, name)
         else:
             profile, plan, note = self._planned(profile, self.job, changes)
-        audit = self.audit if self.job is None else self.job.audit_share
-        return self._predicted(plan, profile, None, audit, note)
+        settings = self.settings if self.job is None else MemorySettings.of_job(self.job)
+        return self._predicted(plan, profile, settings, note=note)
 
     def __call__(self, more: Sequence[str]) -> CellResult:
         """Compute a cell of a sweep; an error of its plan becomes part of the result."""
         values = tuple(split_change(text)[1] for text in more)
         try:
-            found = self.after(more)
+            planned = self.after(more)
         except RingTuneError as error:
             return CellResult(values=values, error=str(error))
-        node, share = found.fullest
+        node, share = planned.fullest
         return CellResult(
             values=values,
-            wall_s=found.prediction.wall_s,
-            bubble_share=found.prediction.bubble_share,
-            rows_per_s=found.rows_per_s,
-            trained_rows=found.trained_rows,
+            wall_s=planned.prediction.wall_s,
+            bubble_share=planned.prediction.bubble_share,
+            rows_per_s=planned.rows_per_s,
+            trained_rows=planned.trained_rows,
             fullest_node=node,
             fullest_share=share,
         )
@@ -284,15 +285,14 @@ class WhatIf:
         return *change_plan(profile, planned.plan, of_plan), planned.note
 
     def _predicted(
-        self, plan: Plan, profile: Profile, shape: TimedShape | None, audit: float, note: str = ""
+        self, plan: Plan, profile: Profile, settings: MemorySettings, shape: TimedShape | None = None, note: str = ""
     ) -> PredictedPlan:
-        optimizer, dtype = self.optimizer, self.dtype
-        check_fits(plan, profile, optimizer=optimizer, dtype=dtype, audit=audit, shape=shape)
+        check_fits(plan, profile, settings, shape=shape)
         times = self.recorded.options(plan, self.profile, profile, self.add) if self.recorded else Times()
-        found = predict(plan, profile, optimizer=optimizer, dtype=dtype, audit=audit, move_s=self.move_s, **times)
-        memory = memory_bounds(plan, profile, optimizer=optimizer, dtype=dtype, audit=audit)
+        prediction = predict(plan, profile, settings, move_s=self.move_s, **times)
+        memory = memory_bounds(plan, profile, settings)
         left_out = tuple(node.node for node in profile.nodes if node.node not in plan.nodes)
-        return PredictedPlan(plan=plan, prediction=found, memory=memory, left_out=left_out, note=note)
+        return PredictedPlan(plan=plan, prediction=prediction, memory=memory, left_out=left_out, note=note)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -303,8 +303,8 @@ class LossResult:
         why: why the run ends, or waits.
         awaited: owners for which it waits.
         layout: in which it goes on; empty if it ends.
-        seconds: of the move to this layout by the planner's formula, without those in which the loss is noticed; None
-            if the run ends.
+        seconds: of the move to this layout by the planner's formula, without those in which the loss is noticed; 0 if
+            no blocks move, None if the run ends.
     """
 
     lost: tuple[str, ...]
@@ -354,21 +354,21 @@ def loss_result(plan: Plan, profile: Profile, job: Job, lost: tuple[str, ...]) -
     """Predict the loss of nodes at once, in the last placement of a plan, by the rules of a run of ``job``."""
     part, recovery = plan.parts[-1], job.recovery
     policy = RecoveryPolicy(leaves_out=recovery.owners == SKIP_OWNER, awaits_s=recovery.wait_s)
-    found = loss_outcome(part, lost, policy)
-    if found.ends:
-        return LossResult(lost=lost, why=found.ends)
-    gone, placement = tuple(node for node in lost if node not in found.awaited), part.placement
-    after = Plan(found.course, part.placements)
+    outcome = loss_outcome(part, lost, policy)
+    if outcome.ends:
+        return LossResult(lost=lost, why=outcome.ends)
+    gone, placement = tuple(node for node in lost if node not in outcome.awaited), part.placement
+    after = Plan(outcome.course, part.placements)
     try:
         placement = placed_without(after, job, profile, gone, Effort(seconds=_SEARCH_S)) if gone else placement
     except (CapacityError, StorageError) as error:
         return LossResult(lost=lost, why=str(error))
-    rows = f"own{'s' * (len(found.awaited) == 1)} rows, which no other node has"
+    rows = f"own{'s' * (len(outcome.awaited) == 1)} rows, which no other node has"
     return LossResult(
         lost=lost,
-        why=f"{', '.join(found.awaited)} {rows}" if found.awaited else "",
-        awaited=found.awaited,
-        layout=layout_text(Plan.of(found.course, dataclasses.replace(placement, placement_number=0, first_turn=0))),
+        why=f"{', '.join(outcome.awaited)} {rows}" if outcome.awaited else "",
+        awaited=outcome.awaited,
+        layout=layout_text(Plan.of(outcome.course, dataclasses.replace(placement, placement_number=0, first_turn=0))),
         seconds=move_s(part.placement, placement, profile.nodes[0]),
     )
 
@@ -386,8 +386,8 @@ def is_same_work(before: PredictedPlan, after: PredictedPlan) -> bool:
 
 def course_differences(before: PredictedPlan, after: PredictedPlan) -> dict[str, tuple[str, str]]:
     """Return the fields of the course that differ, with both values: ``{"num_steps": ("60", "120")}``."""
-    one, other = _figures(before.plan.course), _figures(after.plan.course)
-    return {name: (one[name], other[name]) for name in one if one[name] != other[name]}
+    first, other = _figures(before.plan.course), _figures(after.plan.course)
+    return {name: (first[name], other[name]) for name in first if first[name] != other[name]}
 
 
 def _figures(course: Course) -> dict[str, str]:
@@ -396,22 +396,22 @@ def _figures(course: Course) -> dict[str, str]:
     return {"method": course.method.name, **values, "owners": owners}
 
 
-def job_differences(run: Job, asked: Job) -> dict[str, tuple[str, str]]:
+def job_differences(run: Job, changed: Job) -> dict[str, tuple[str, str]]:
     """Return the keys in which two jobs differ, with both values; paths are not compared."""
-    one, other = (_keys(job) for job in (run, asked))
-    names = [name for name in dict.fromkeys((*one, *other)) if one.get(name) != other.get(name)]
-    return {name: (one.get(name, "nothing"), other.get(name, "nothing")) for name in names if name not in _PATHS}
+    first, other = (_keys(job) for job in (run, changed))
+    names = [name for name in dict.fromkeys((*first, *other)) if first.get(name) != other.get(name)]
+    return {name: (first.get(name, "nothing"), other.get(name, "nothing")) for name in names if name not in _PATHS}
 
 
 def _keys(job: Job) -> dict[str, str]:
-    found, section = {}, ""
+    values, section = {}, ""
     for line in job.to_toml().splitlines():
         if line.startswith("["):
             section = line.strip("[]")
         elif line:
             key, _, value = line.partition(" = ")
-            found[f"{section}.{key}"] = value
-    return found
+            values[f"{section}.{key}"] = value
+    return values
 
 
 def difference_text(differences: dict[str, tuple[str, str]]) -> str:

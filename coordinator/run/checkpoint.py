@@ -12,7 +12,8 @@ A run resumes from the newest step that is on disks, however it is saved::
     else                                                        an older checkpoint
 
 A run with a method that forbids moves needs its own nodes and shards. Where all parameters train, every owner has
-embedding and head, and takes them from its own shard, or from that of another owner.
+embedding and head, and takes them from its own shard, or from that of another owner. So does an owner that was left out
+and is there again: its turns count from that step on.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from coordinator.run.events import EventSink
 from coordinator.run.run_text import owners_text
 from ringtune.config.sections import SKIP_OWNER
 from ringtune.costs.profile import Profile
-from ringtune.errors import CapacityError, IntegrityError, ModelError, StorageError
+from ringtune.errors import CapacityError, IntegrityError, ModelError, RingTuneError, StorageError
 from ringtune.job.job import Job
 from ringtune.run_control import events as rd
 from ringtune.run_control.checkpoint import CheckpointHolders, CheckpointManifest, Resume, SavedPart, Shard
-from ringtune.run_control.continuation import job_digest
+from ringtune.run_control.continuation import job_digest, whole_num_steps
 from ringtune.schedule.course import Course
-from ringtune.schedule.migration import Source, rows_reason, stay_reason, without_owner
+from ringtune.schedule.migration import Source, return_reason, rows_reason, stay_reason, with_owner, without_owner
 from ringtune.schedule.operation_tables import Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint
@@ -94,11 +95,23 @@ class ResumeChooser:
             ModelError: the nodes have another model than the run began with.
             RingTuneError: the plan can't be resumed on these nodes.
         """
+        back = tuple(node for node in self._resume.returning(self._job) if node in self._facts)
+        if not back:
+            return self._choose()
+        try:
+            return self._choose(back)
+        except RingTuneError as error:
+            found, passed = self._choose()
+            told = f"the rows of {', '.join(back)} stay left out: {error}"
+            return found and found._replace(told="; ".join(filter(None, (found.told, told)))), passed
+
+    def _choose(self, back: tuple[str, ...] = ()) -> tuple[ResumePoint | None, tuple[str, ...]]:
+        """Choose as ``choose`` does, with the turns of the owners ``back`` that were left out."""
         passed: list[str] = []
         for manifest in self._resume.manifests:
-            found = self._as_it_was(manifest)
-            if isinstance(found, str):
-                found = self._from_disks(manifest, found)
+            found, course = self._as_it_was(manifest), self._course(manifest, back)
+            if isinstance(found, str) or (isinstance(course, Course) and self._taken_back(course)):
+                found = self._from_disks(manifest, course, found if isinstance(found, str) else "")
             if isinstance(found, ResumePoint):
                 self._check_model(found)
                 return found, tuple(passed)
@@ -130,15 +143,14 @@ class ResumeChooser:
             manifest,
             dataclasses.replace(planned, plan=plan),
             start,
-            told=self._told_best(manifest, manifest.placement_number),
+            told=self._told_best(manifest, plan.course, manifest.placement_number),
         )
 
-    def _from_disks(self, manifest: CheckpointManifest, why: str) -> ResumePoint | str:
+    def _from_disks(self, manifest: CheckpointManifest, course: Course | str, why: str) -> ResumePoint | str:
         """Resume from shards on any disk, or say why not."""
         plan = self._resume.plan
         if stays := stay_reason(plan.course, from_disks=True):
             return f"{why or 'it has no shards'}; the run needs its own nodes: {stays}"
-        course = self._course(manifest)
         if isinstance(course, str):
             return course
         placement = plan.at(manifest.placement_number).placement
@@ -157,8 +169,8 @@ class ResumeChooser:
         told = self._told(manifest, course, part.placement.placement_number, why)
         return ResumePoint(manifest, dataclasses.replace(planned, plan=after), start, sources, head[1], heads, told)
 
-    def _course(self, manifest: CheckpointManifest) -> Course | str:
-        """The course without the owners that are not there, or why the run waits for them."""
+    def _course(self, manifest: CheckpointManifest, back: Sequence[str]) -> Course | str:
+        """The course without the owners that are not there, or why the run waits for them; with owners ``back``."""
         course = self._resume.plan.course
         turns = course.turns_of(manifest.step)
         for owner in [one.node for one in course.owners if one.node not in self._facts]:
@@ -167,7 +179,16 @@ class ResumeChooser:
             if why := rows_reason(course, owner, manifest.step, manifest.unfreezing.unfreeze_at):
                 return f"node {owner} has not joined, and its rows can't be left out: {why}"
             course = without_owner(course, owner, turns)
+        for owner in back:
+            num_steps = whole_num_steps(self._job, course)
+            if not return_reason(course, owner, manifest.step, num_steps):
+                course = with_owner(course, owner, turns, num_steps)
         return course
+
+    def _taken_back(self, course: Course) -> tuple[str, ...]:
+        """The owners of a course that are left out in that of the checkpoints."""
+        before = self._resume.plan.course
+        return tuple(owner.node for owner in course.owners if before.owner(owner.node) is None)
 
     def _placed(self, manifest: CheckpointManifest, course: Course) -> tuple[Plan, Plan, Planned]:
         """The plan, the part of it that holds at once, and what the nodes need from there on.
@@ -195,7 +216,7 @@ class ResumeChooser:
     def _start(self, manifest: CheckpointManifest, course: Course, holder: str, placement_number: int) -> StartPoint:
         before, unfreezing = self._resume.plan.course, manifest.unfreezing
         evaluations = manifest.evaluations.without(before, course)
-        if self._lacks_best(manifest, placement_number):
+        if self._lacks_best(manifest, course, placement_number):
             evaluations = dataclasses.replace(evaluations, best=None, best_step=0)
         return StartPoint.of(
             course,
@@ -207,10 +228,11 @@ class ResumeChooser:
             placement_number=placement_number,
         )
 
-    def _lacks_best(self, manifest: CheckpointManifest, placement_number: int) -> tuple[str, ...]:
-        """The nodes of the manifest's placement without their part of its best result, where nodes keep it.
+    def _lacks_best(self, manifest: CheckpointManifest, course: Course, placement_number: int) -> tuple[str, ...]:
+        """The nodes of the manifest's placement, and owners that are back, without their part of its best result.
 
-        All of them where the run is resumed in another placement: nodes would send other blocks.
+        None where nodes do not keep it; all where the run is resumed in another placement, as they would send other
+        blocks.
         """
         known = manifest.evaluations
         if known.best is None or not self._job.keeps_best_on_disk:
@@ -220,11 +242,11 @@ class ResumeChooser:
             return any(one.is_best and one.step == known.best_step for one in self._disks.parts.get(node, ()))
 
         moves = manifest.placement_number != placement_number
-        nodes = self._resume.plan.at(manifest.placement_number).nodes
+        nodes = (*self._resume.plan.at(manifest.placement_number).nodes, *self._taken_back(course))
         return tuple(node for node in nodes if moves or not has_best(node))
 
-    def _told_best(self, manifest: CheckpointManifest, placement_number: int) -> str:
-        nodes = ", ".join(self._lacks_best(manifest, placement_number))
+    def _told_best(self, manifest: CheckpointManifest, course: Course, placement_number: int) -> str:
+        nodes = ", ".join(self._lacks_best(manifest, course, placement_number))
         if not nodes:
             return ""
         return (
@@ -233,14 +255,14 @@ class ResumeChooser:
         )
 
     def _told(self, manifest: CheckpointManifest, course: Course, placement_number: int, why: str) -> str:
-        if not why:
+        if why:
+            text = f"{why}; {manifest.name} is taken from copies on the other nodes, in placement {placement_number}"
+        elif self._taken_back(course):
+            text = f"the run continues from {manifest.name}"
+        else:
             return ""
-        best = self._told_best(manifest, placement_number)
-        return (
-            f"{why}; {manifest.name} is taken from copies on the other nodes, in placement {placement_number}"
-            + owners_text(self._job, self._resume.plan.course, course)
-            + f"; {best}" * bool(best)
-        )
+        best = self._told_best(manifest, course, placement_number)
+        return text + owners_text(self._job, self._resume.plan.course, course) + f"; {best}" * bool(best)
 
     def _check_model(self, found: ResumePoint) -> None:
         digest = next(iter(self._facts.values())).model.digest
@@ -251,6 +273,10 @@ class ResumeChooser:
             )
 
 
+_MAX_PARTS: Final = 4096
+"""Most files beside the shards of a run on one disk: copies of some hundred nodes at the ends of eight turns."""
+_MAX_PART_BLOCKS: Final = 1 << 16
+"""Most blocks in all of these files."""
 _MAX_SAVED: Final = 4096
 """Most steps of which shards are remembered until all nodes have saved theirs."""
 
@@ -298,6 +324,13 @@ class CheckpointManager:
         return self._chosen.start if self._chosen else None
 
     @property
+    def taken_back(self) -> tuple[str, ...]:
+        """Owners that the run takes back as it is resumed, once the point was chosen."""
+        before = self._resume.plan.course if self._resume else None
+        owners = self._chosen.planned.plan.course.owners if self._chosen else ()
+        return tuple(owner.node for owner in owners if before is not None and before.owner(owner.node) is None)
+
+    @property
     def names_heads(self) -> bool:
         """Whether owners are told from which disk they take embedding and head."""
         return self._chosen is not None and bool(self._chosen.heads)
@@ -339,7 +372,19 @@ class CheckpointManager:
     def note_states(
         self, node: str, states: Sequence[control_pb2.ShardState], saved: Sequence[control_pb2.SavedPart] = ()
     ) -> None:
-        """Remember what a node said of its shards, and of the files beside them."""
+        """Remember what a node said of its shards, and of the files beside them.
+
+        Raises:
+            IntegrityError: it said more than it was asked, or than a disk has.
+        """
+        num_asked, most = (len(self._resume.manifests_of(node)), _MAX_PARTS) if self._resume else (0, 0)
+        num_blocks = sum(len(one.blocks) for one in saved)
+        if len(states) > num_asked or len(saved) > most or num_blocks > _MAX_PART_BLOCKS:
+            raise IntegrityError(
+                f"node {node} says that its disk has {len(states):,} shards and {len(saved):,} files of {num_blocks:,} "
+                f"blocks beside them; {num_asked}, {most:,} and {_MAX_PART_BLOCKS:,} are the most that can be; use one "
+                "version on all machines"
+            )
         self._problems[node] = {state.step: state.problem for state in states}
         self._parts[node] = tuple(
             SavedPart(one.step, one.attempt, tuple(one.blocks), one.has_head, one.is_best) for one in saved

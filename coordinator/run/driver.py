@@ -259,7 +259,12 @@ class Driver(abc.ABC):
         """Queue that a node has failed or ended, unless it was lost before."""
         if node in self.without and node not in self._calls:
             return
-        self._queue.put(rd.NodeFailed(node, type(error).__name__, naming_node(node, str(error))))
+        text = naming_node(node, str(error))
+        self._queue.put(rd.NodeFailed(node, type(error).__name__, text, self._accused(error.peer)))
+
+    def _accused(self, peer: str) -> str:
+        """Return the node that a node's error names as its cause, if the work may go on without it; else empty."""
+        return ""
 
     def report(self, request: control_pb2.ReportRequest) -> None:
         """Refuse a node's report; ``RunDriver`` takes reports instead; raises ``FrameError``."""
@@ -388,7 +393,7 @@ class Driver(abc.ABC):
             chosen = choose_named(living, named) if named else choose_members(living, wanted)
             if chosen is not None:
                 check_reachable(chosen)
-                return chosen
+                return (*chosen, *self._returning(chosen, living))
             names = [member.node for member in living]
             if named and absent is not None and not is_told and time.monotonic() >= self._started_s + _COMING_S:
                 is_told = True
@@ -408,6 +413,10 @@ class Driver(abc.ABC):
             if not named and (not wanted or is_late):
                 raise too_few_nodes_error(living, wanted, join_s)
             raise_if_over(self._next())
+
+    def _returning(self, chosen: Sequence[Member], living: Sequence[Member]) -> tuple[Member, ...]:
+        """Return those of ``living`` that are taken beside the ``chosen`` members, because they are there."""
+        return ()
 
     def _admit(self, member: Member, calls: AgentCalls) -> str:
         """Take a node into the work; return the former process (``instance``) of its name, empty = none."""

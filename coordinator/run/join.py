@@ -7,7 +7,8 @@
 
 A node is asked for the same facts as every node at the start. If its model is that of the run, and an owner's rows are
 those of the plan, it may get blocks, and the planner decides whether they pay. An awaited node returns to its place. An
-owner whose turns were left out has turns again from the next turn boundary on.
+owner whose turns were left out has turns again from the next turn boundary on. Where all parameters train it is from
+the next checkpoint on, from which another run continues.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from coordinator.planner.given_plan import with_given_times
+from coordinator.planner.make_plan import keep_plan
 from coordinator.run.events import Entry
 from coordinator.run.members import Member, Members, check_reachable, lost_message, machine_of, num_neighbours, rack_of
 from coordinator.run.migration import ReplanSearch
@@ -33,7 +35,9 @@ from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.errors import PeerLostError, PlanError, RingTuneError
 from ringtune.ids import naming_node
 from ringtune.run_control import events as rd
+from ringtune.run_control.continuation import whole_num_steps
 from ringtune.run_control.state_machine import RunStateMachine
+from ringtune.schedule.migration import with_owner
 from ringtune.schedule.plan import Plan
 from ringtune.v1 import control_pb2
 
@@ -168,9 +172,13 @@ class JoinHandler:
         self._has_gathered = False
 
     def begin(self, known: KnownNodes, recorder: RunRecorder, replanning: ReplanSearch) -> None:
-        """Start with a plan: nodes that joined before may be inspected now, and owners that were left out."""
+        """Start with a plan: nodes that joined before may be inspected now, and owners that were left out.
+
+        Where all parameters train, a resumed run has taken back those that were there and can take part.
+        """
         self._known, self._recorder, self._replanning = known, recorder, replanning
-        absent = [one.owner.node for one in known.plan.course.absent]
+        course = known.plan.course
+        absent = [one.owner.node for one in course.absent] if not course.method.full_parameters else []
         there = {member.node: member for member in self._members.living() if member.node in absent}
         for member in (there | self._early).values():
             self._put(functools.partial(self.joined, member))
@@ -309,6 +317,11 @@ class JoinHandler:
             facts = read_facts(node, reply, is_timed=not self._has_given_times(node))
             facts = dataclasses.replace(facts, rack=rack_of(candidate.member))
             problem = refusal_reason(facts, self._known)
+            why = self._machine.return_reason(node) if node in self._machine.left_out else ""
+            if why and self._replanning.why_closed:
+                problem = problem or f"its rows stay left out: {why}"
+            if not problem:
+                self._check_room(facts, self._known)
         except RingTuneError as error:
             problem = str(error)
         if problem:
@@ -317,6 +330,16 @@ class JoinHandler:
             if self._has_given_times(facts.node) and self._request.profile is not None:
                 facts = with_given_times({facts.node: facts}, self._request.profile).nodes[0]
             self._take_in(candidate, facts, self._known)
+
+    def _check_room(self, facts: NodeFacts, known: KnownNodes) -> None:
+        """Refuse an owner without room for its part where the run would end, and be resumed, to take it back.
+
+        Raises ``CapacityError``, ``StorageError`` or ``PlanError``.
+        """
+        course, node, job = known.plan.course, facts.node, self._request.job
+        if course.method.full_parameters and node in self._machine.left_out:
+            after = with_owner(course, node, course.turns_of(self._machine.last_step), whole_num_steps(job, course))
+            keep_plan(job, Plan(after, known.plan.placements[-1:]), {**known.facts, node: facts})
 
     def _take_in(self, candidate: JoinCandidate, facts: NodeFacts, known: KnownNodes) -> None:
         member, is_awaited = candidate.member, self._is_awaited(facts.node)
@@ -331,7 +354,9 @@ class JoinHandler:
         self._recorder.joined(facts, links)
         self._replanning.joined(facts, links, looks=not is_awaited)
         if is_left_out and not why:
-            self._note(f"node {facts.node} is back; its rows are trained again from the next turn boundary on")
+            is_full = known.plan.course.method.full_parameters
+            since = "checkpoint on, from which another run continues" if is_full else "turn boundary on"
+            self._note(f"node {facts.node} is back; its rows are trained again from the next {since}")
         else:
             self._note(
                 f"node {facts.node} is back; resuming"

@@ -29,7 +29,8 @@ from ringtune.config.sections import NEVER
 from ringtune.costs.calibration import CHANGED, PaceMonitor
 from ringtune.costs.links import RecordedLinks
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
-from ringtune.errors import PeerLostError, RingTuneError
+from ringtune.errors import IntegrityError, PeerLostError, RingTuneError
+from ringtune.ids import naming_node
 from ringtune.job.job import Job
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.run_control import events as rd
@@ -40,6 +41,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.strict import read_object
+from ringtune.texts import printable
 from ringtune.v1 import control_pb2
 
 
@@ -147,14 +149,21 @@ class MigrationDriver:
             sources=[control_pb2.SnapshotSource(**source._asdict()) for source in sources],
             others=[control_pb2.SnapshotSource(**source._asdict()) for source in others],
             other_head=other_head,
+            takes_holder=True,
         )
         self._calls[node].move(
             request,
-            on_result=lambda reply: self._hear(
-                node, self._hosted(rd.Moved(node, placement_number, reply.fetched_bytes), reply.hosted_bytes)
-            ),
+            on_result=lambda reply: self._hear(node, self._moved(node, placement_number, reply)),
             on_failed=self._failed(node, placement_number),
         )
+
+    def _moved(self, node: str, placement_number: int, reply: control_pb2.MoveReply) -> Iterator[rd.Event]:
+        """Read the answer of a node that has moved, or was not given what it needs."""
+        if reply.problem:
+            problem = naming_node(node, printable(reply.problem))
+            yield rd.MoveFailed(node, placement_number, IntegrityError.__name__, problem, reply.holder)
+        else:
+            yield from self._hosted(rd.Moved(node, placement_number, reply.fetched_bytes), reply.hosted_bytes)
 
     def _hosted(self, event: rd.Prepared | rd.Moved, hosted_bytes: int) -> Iterator[rd.Event]:
         """Record the bytes of weights that a node holds now."""
@@ -403,7 +412,8 @@ class ReplanSearch:
 
         def think() -> rd.PlacementFound | rd.NoPlacementFound:
             effort = Effort(seconds=self._job.runtime.plan_s)
-            found = placed_without(command.part, self._job, profile, command.lost, effort)
+            lost = (*command.lost, *command.doubted)
+            found = placed_without(command.part, self._job, profile.without(command.doubted), lost, effort)
             return rd.PlacementFound(placement_number, found)
 
         def failed(error: RingTuneError) -> rd.NoPlacementFound:

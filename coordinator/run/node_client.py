@@ -35,11 +35,11 @@ from ringtune.errors import (
 from ringtune.ids import naming_node
 from ringtune.job.job import Job
 from ringtune.models.result_files import part_files
-from ringtune.models.weights_by_digest import ModelManifest, agreed_manifest, manifest_from_proto
+from ringtune.models.weights_by_digest import ModelManifest, agreed_manifest, manifest_from_proto, odd_manifests
 from ringtune.schedule.actions import TensorKey
 from ringtune.schedule.course import FrozenWeights
 from ringtune.schedule.turns import Turn
-from ringtune.storage.chunks import cut_pieces, write_any_files
+from ringtune.storage.chunks import cut_pieces, in_time, write_any_files
 from ringtune.storage.pieces import FilePieces, Pieces
 from ringtune.storage.strict import read_object
 from ringtune.transport.channels import open_channel
@@ -67,7 +67,9 @@ def node_error(status: str, details: str, *, node: str, address: str) -> RingTun
         return PeerLostError(
             f"node {node} at {address} does not answer ({status}); start it again and repeat or --resume the run"
         )
-    return type(error)(naming_node(node, str(error)))
+    named = type(error)(naming_node(node, str(error)))
+    named.peer = error.peer
+    return named
 
 
 T = TypeVar("T")
@@ -119,6 +121,12 @@ class AgreedModel:
         self._answered: set[str] = set()
         self._agreeing = threading.Lock()
         self._sha256 = ""
+        self._spare: Collection[str] = ()
+        self._leave_out: Callable[[str, RingTuneError], None] = lambda node, error: None
+
+    def may_leave_out(self, nodes: Collection[str], leave_out: Callable[[str, RingTuneError], None]) -> None:
+        """Agree without these nodes where most have another model than they; ``leave_out`` is called with each."""
+        self._spare, self._leave_out = nodes, leave_out
 
     def expect(self, nodes: Iterable[str]) -> None:
         """Wait for the answers of these nodes too, before any is told of a model."""
@@ -148,7 +156,13 @@ class AgreedModel:
             holders = dict(self._holders)
         with self._agreeing:
             if not self._sha256:
-                self._sha256 = agreed_manifest(self._manifests(holders, deadline_s)).sha256
+                manifests = self._manifests(holders, deadline_s)
+                odd = odd_manifests(manifests)
+                if odd and all(node in self._spare for node in odd):
+                    for node, error in odd.items():
+                        del manifests[node]
+                        self._leave_out(node, IntegrityError(f"it has another model than most: {error}"))
+                self._sha256 = agreed_manifest(manifests).sha256
             return self._sha256
 
     def _manifests(
@@ -408,18 +422,22 @@ class AgentCalls:
     ) -> None:
         """Fetch the node's results into an empty folder, with files of ``users``; ``on_result`` gets them by name.
 
-        A node that sends more than ``max_bytes`` fails; one of a run that goes on sends no totals. That may take as
-        long as it does: ``on_progress`` is called while bytes arrive. With ``best_step`` a node keeps its results on
-        its disk, beside those of ``needed_steps``, and sends none if the run goes on, else those that it kept at that
-        step.
+        A node that sends more than ``max_bytes``, or less than ``in_time`` allows, fails; one of a run that goes on
+        sends no totals. Else that may take as long as it does: ``on_progress`` is called while bytes arrive. With
+        ``best_step`` a node keeps its results on its disk, beside those of ``needed_steps``, and sends none if the run
+        goes on, else those that it kept at that step.
         """
         request.run_id = self._run_id
         names = (*part_files(users), _TOTALS)
 
         def attempt(hear: Callable[[], None]) -> dict[str, Path]:
             _empty(folder)
-            chunks = watched(self._track(self._stub.Collect(request)), hear, on_progress)
-            return write_any_files(chunks, folder, names=names, max_bytes=max_bytes, source=f"node {self.node}")
+            call = self._track(self._stub.Collect(request))
+            chunks = watched(in_time(call, self._wait_s, source=f"node {self.node}"), hear, on_progress)
+            try:
+                return write_any_files(chunks, folder, names=names, max_bytes=max_bytes, source=f"node {self.node}")
+            finally:
+                call.cancel()  # of a node that sends on
 
         def collect() -> None:
             on_result({name: FilePieces(path) for name, path in self._repeated(attempt).items()})

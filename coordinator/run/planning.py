@@ -22,9 +22,10 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
+from coordinator.planner.draft import odd_models
 from coordinator.planner.given_plan import accept_plan, check_given, with_given_times
 from coordinator.planner.limits import Effort
 from coordinator.planner.make_plan import make_plan
@@ -219,6 +220,7 @@ class RunPlanner:
         self._put, self._on_looked, self._on_plan, self._emit, self._enter = put, on_looked, on_plan, emit, enter
         self._cancelled = threading.Event()
         self._members: tuple[Member, ...] = ()
+        self._spare: Collection[str] = ()
         self._calls: Mapping[str, AgentCalls] = {}
         self.is_looking = request.needs_times and request.resume is None
         self._look_end_s = 0.0
@@ -228,9 +230,9 @@ class RunPlanner:
 
     # ---- nodes ------------------------------------------------------------------------------------
 
-    def begin(self, members: Sequence[Member], calls: Mapping[str, AgentCalls]) -> None:
-        """Begin with the members of the run; they are inspected next."""
-        self._members, self._calls = tuple(members), calls
+    def begin(self, members: Sequence[Member], calls: Mapping[str, AgentCalls], spare: Collection[str] = ()) -> None:
+        """Begin with the members of the run, of which it may leave out the ``spare`` ones; they are inspected next."""
+        self._members, self._calls, self._spare = tuple(members), calls, spare
         self._look_end_s = time.monotonic() + self._request.job.runtime.wait_s
 
     def look(self, facts: NodeFacts) -> None:
@@ -242,8 +244,21 @@ class RunPlanner:
         """Plan without a node that has not answered, or answered what can't be; a plan with it is not wanted."""
         self._members = tuple(member for member in self._members if member.node != node)
         self._measuring = None
+        self._looked_at.pop(node, None)
         if self.is_looking:
             self._look_if_all_answered()
+
+    def _leaves_out(self, facts: Mapping[str, NodeFacts]) -> bool:
+        """Whether nodes that have another model than most leave the run, which goes on without them.
+
+        Where the run needs one of them it ends with that.
+        """
+        odd = odd_models(facts.values())
+        if not odd or not all(node in self._spare for node in odd):
+            return False
+        for node, problem in odd.items():
+            self._put(rd.NodeFailed(node, IntegrityError.__name__, f"node {node}: {problem}"))
+        return True
 
     def _look_if_all_answered(self) -> None:
         def look() -> Entry:
@@ -253,7 +268,7 @@ class RunPlanner:
         def done(looked: FirstInspectionDone) -> Entry:
             return functools.partial(self._looked, looked)
 
-        if len(self._looked_at) == len(self._members):
+        if len(self._looked_at) == len(self._members) and not self._leaves_out(self._looked_at):
             work_beside("first-look", look, self._put, lambda error: done(FirstInspectionDone(error)))
 
     def _looked(self, looked: FirstInspectionDone) -> None:
@@ -270,6 +285,8 @@ class RunPlanner:
     def plan(self, facts: Mapping[str, NodeFacts]) -> None:
         """Plan with the facts of all nodes, after the measurement of links if the plan needs it."""
         self._facts = facts
+        if self._leaves_out(facts):
+            return
         job, model = self._request.job, next(iter(facts.values())).model
         if not LinkMeasurement.is_wanted(self._request):
             is_own = self._request.needs_times

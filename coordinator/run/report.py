@@ -389,10 +389,9 @@ class RunLedger:
         predicted_bytes: Mapping[str, int],
         unfreeze_at: Sequence[int] = (),
         predicted_steps_s: float | None = None,
-        operations: Mapping[str, Any] | None = None,
         best: Evaluations | None = None,
         rows: Mapping[str, Any] | None = None,
-        audit: Mapping[str, Any] | None = None,
+        measured: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Return the content of report.json.
 
@@ -403,10 +402,9 @@ class RunLedger:
             predicted_bytes: predicted needs of each node.
             unfreeze_at: the steps at which one more block began to train.
             predicted_steps_s: predicted seconds of all steps; None = no prediction.
-            operations: of ``OperationsLedger.report``.
             best: evaluations of a run that keeps its best result; else None.
             rows: of ``rows_facts``: left out or cut rows of the owners' files.
-            audit: of ``RunAudit.figures``; None without an audit.
+            measured: what the driver counted for techniques, by key.
 
         Returns:
             ``steps_s`` are the seconds of the steps alone, ``phases_s.training`` those with evaluations, checkpoints,
@@ -429,7 +427,7 @@ class RunLedger:
             "steps_s": round(self._steps_s, 6),
             "rows": dict(rows or {}),
             "predicted_steps_s": predicted_steps_s,
-            "operations": operations,
+            **(measured or {}),
             **{key: item for each in TECHNIQUES for key, item in each.report(self._plan, last_step).items()},
             "wall_s": round(wall_s, 6),
             "phases_s": {phase: round(seconds, 6) for phase, seconds in phases_s.items()},
@@ -441,7 +439,6 @@ class RunLedger:
             },
             "eval": {key: value for key, value in judged.items() if key not in left_out},
             **({"best": {"step": best.best_step, best.by or "loss": best.best}} if best is not None else {}),
-            **({"audit": dict(audit)} if audit is not None else {}),
             **({"risen": self._final["risen"]} if self._final.get("risen") else {}),
             "evaluations": self._evaluations,
             **({"stopped": self._stop} if self._stop else {}),

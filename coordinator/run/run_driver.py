@@ -18,7 +18,7 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Final, NamedTuple
 
@@ -29,7 +29,7 @@ from coordinator.run.collect import ResultCollector
 from coordinator.run.driver import Driver
 from coordinator.run.events import Entry, now_unix_s, work_beside
 from coordinator.run.join import JoinHandler, KnownNodes
-from coordinator.run.members import Member, Members, num_neighbours, rack_of, unused_owners
+from coordinator.run.members import Member, Members, check_reachable, num_neighbours, rack_of, unused_owners
 from coordinator.run.migration import MigrationDriver, ReplanOutcome, ReplanSearch
 from coordinator.run.node_client import inspect_request, read_facts
 from coordinator.run.planning import FirstInspectionDone, PlanReady, RunPlanner, wire_problem
@@ -102,8 +102,8 @@ class RunDriver(Driver):
         awaits_nodes: whether lost nodes may return.
 
     Attributes:
-        go_back: begins the run that goes on from the last checkpoint of this one without a node's process, given by
-            node and ``instance``, and waits so many seconds for owners of rows; None = no run does.
+        go_back: begins the run that continues from the last checkpoint of this one without lost processes, as in
+            ``Driver.without``, for a reason, and waits so many seconds for owners of rows; None = no run does.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class RunDriver(Driver):
         awaits_nodes: bool = True,
     ) -> None:
         super().__init__(run_id, members, lease_s=lease_s, on_end=on_end)
-        self.go_back: Callable[[str, str, float], Driver] | None = None
+        self.go_back: Callable[[Mapping[str, str], str, float], Driver] | None = None
         self._job = request.job
         self._addresses: dict[str, str] = {}
         self._wires: dict[str, int] = {}
@@ -230,10 +230,12 @@ class RunDriver(Driver):
         self._wires = {member.node: member.wire for member in members}
         self._racks = {member.node: rack_of(member) for member in members}
         self._neighbours = num_neighbours(members)
-        self._run_planner.begin(members, self._calls)
-        self._models.expect(self._addresses)
         spare = tuple(sorted(member.node for member in members if not (planned or member.has_data)))
-        self._feed(rd.Started(tuple(sorted(self._addresses)), spare))
+        self._run_planner.begin(members, self._calls, spare)
+        self._models.may_leave_out(spare, self.node_failed)
+        self._models.expect(self._addresses)
+        returning = request.resume.returning(request.job) if request.resume else ()
+        self._feed(rd.Started(tuple(sorted(self._addresses)), spare, returning))
         try:
             while self._finish is None:
                 entry = self._next()
@@ -248,6 +250,24 @@ class RunDriver(Driver):
             return error_from_name(self._finish.error, self._finish.message)
         self._send_results()
         return None
+
+    def _returning(self, chosen: Sequence[Member], living: Sequence[Member]) -> tuple[Member, ...]:
+        """Return the owners that a resumed run takes back; a note says why one that is there stays out."""
+        resume, found = self._request.resume, list[Member]()
+        names = resume.returning(self._job) if resume else ()
+        for member in (one for one in living if one.node in names and not one.is_guest):
+            members = (*chosen, *found, member)
+            try:
+                check_reachable(members)
+                wires = {one.node: one.wire for one in members}
+                why = wire_problem(self._job, resume.plan, wires, takes_back=True) if resume else ""
+            except RingTuneError as error:
+                why = str(error)
+            if why:
+                self._note(f"the rows of {member.node} stay left out: {why}")
+            else:
+                found.append(member)
+        return tuple(found)
 
     # ---- events -----------------------------------------------------------------------------------
 
@@ -327,6 +347,11 @@ class RunDriver(Driver):
             self._reports.suspicions.died(node)
             self._queue.put(rd.NodeFailed(node, PeerLostError.__name__, told))  # behind the node's earlier reports
 
+    def _accused(self, peer: str) -> str:
+        """Return a host that does not take the link of a node that prepares; an owner is left out by no node's word."""
+        plan = self._planned.plan if self._planned else None
+        return peer if plan is not None and peer in plan.nodes and plan.owner(peer) is None else ""
+
     def _judge(self, complaint: rd.NodeFailed) -> None:
         """Call the accused node: if it answers, it is not lost, and its link is opened again.
 
@@ -353,8 +378,10 @@ class RunDriver(Driver):
         if isinstance(event, rd.TurnChecked) and event.problem:
             self._note(f"the audit: {event.problem}")
         failed = event.failed if isinstance(event, rd.LinkFailed) else event
-        if isinstance(failed, rd.NodeFailed) and failed.error == PeerLostError.__name__:
-            self._lost = failed.lost or failed.node
+        if isinstance(failed, rd.NodeFailed):
+            is_unfit = self._rounds.phase == "preparing" and failed.node in self._checkpoints.taken_back
+            if is_unfit or failed.error == PeerLostError.__name__:
+                self._lost = failed.lost or failed.node
         if isinstance(event, rd.LinkFailed) and not event.answers:
             self._reports.suspicions.died(event.failed.lost)
         elif isinstance(event, rd.LinkFailed):
@@ -574,33 +601,42 @@ class RunDriver(Driver):
             predicted_bytes=self._require_plan().memory_bytes,
             unfreeze_at=state.unfreeze_at,
             predicted_steps_s=self._predicted.steps_s if self._predicted else None,
-            operations=recorder.operations.report(recorder.profile()),
             best=state.best,
-            audit=audit.figures if audit is not None else None,
+            measured={
+                "operations": recorder.operations.report(recorder.profile()),
+                **({"audit": audit.figures} if audit is not None else {}),
+            },
         )
         self._emit(control_pb2.RunEvent(report_json=json.dumps(report)))
 
     def _begin_after(self, failed: RingTuneError) -> Driver | None:
-        """Begin the run that goes back to the last checkpoint where all parameters train and a node is lost.
+        """Begin the run that continues from the last checkpoint where all parameters train and a node is lost or back.
 
         Otherwise the reason is added to the failure.
         """
         resumed = self._request.resume.plan if self._request.resume else None
         plan = self._planned.plan if self._planned else resumed
-        if plan is None or not plan.course.method.full_parameters or not isinstance(failed, PeerLostError):
+        if plan is None or not plan.course.method.full_parameters or not self._request.is_training:
             return None
-        if self._drain_reason or self._stop_reason or not self._request.is_training or self._lost not in plan.nodes:
+        if self._drain_reason or self._stop_reason:
             return None
-        step = self._checkpoints.saved_step
-        if why := checkpoint_reason(self._lost, plan, step, self._policy):
-            failed.args = (f"{failed}; {why}",)
-            return None
+        back, step = self._rounds.continues_with, self._checkpoints.saved_step
+        without = {node: instance for node, instance in self.without.items() if node not in back}
+        if not back:
+            is_lost = isinstance(failed, PeerLostError) or self._lost in self._checkpoints.taken_back
+            if not is_lost or self._lost not in plan.nodes:
+                return None
+            if why := checkpoint_reason(self._lost, plan, step, self._policy):
+                failed.args = (f"{failed}; {why}",)
+                return None
+            without[self._lost] = self._instances[self._lost]
         if self.go_back is None:
             return None
         try:
             self._note(f"the run goes back to the checkpoint of step {step}: {failed}")
             self._finish_files()
-            return self.go_back(self._lost, self._instances[self._lost], self._policy.awaits_s)
+            why = "an owner is back" if back else "a node was lost"
+            return self.go_back(without, why, self._policy.awaits_s)
         except Exception as error:  # also by a bug: the coordinator is busy until this run has ended
             why = str(error) if isinstance(error, RingTuneError) else str(self._bug(error))
             failed.args = (f"{failed}; going back to the checkpoint of step {step} failed: {why}",)

@@ -324,23 +324,23 @@ class Coordinator:
         request: RunRequest,
         history: RunHistory,
         owner: str,
-        lost: str,
-        instance: str,
+        without: Mapping[str, str],
+        why: str,
         join_s: float,
     ) -> RunDriver:
-        """Resume a run that ends with the loss of a node from its newest checkpoint."""
+        """Resume a run that ends with the loss of a node, or as an owner is back, from its newest checkpoint."""
         run_id = driver.run_id
         resumed = history.resumption(record_of(run_id, request, time.time()), join_s)
         if self.kept is not None:  # the received file went with its call
             resumed = with_initial(resumed, self.kept.initial_file(run_id))
             owner = self.kept.require(run_id).owner  # who may have been removed meanwhile
-        without, num_in_vain = {**driver.without, lost: instance}, history.num_in_vain + 1
+        num_in_vain = history.num_in_vain + 1
         after = self.run(
             resumed, takes_up=run_id, owner=owner, replaces=driver, without=without, num_in_vain=num_in_vain
         )
         if self.kept is not None:
-            self.kept.interrupt(run_id, "a node was lost")
-        self.tell(f"run {run_id} has lost a node; {after.run_id} resumes it from its checkpoint")
+            self.kept.interrupt(run_id, why)
+        self.tell(f"run {run_id}: {why}; {after.run_id} resumes it from its checkpoint")
         return after
 
     def resume_interrupted(self, *, within_s: float) -> None:
@@ -456,13 +456,20 @@ class Coordinator:
         return board.read() if board else None
 
     def report(self, request: control_pb2.ReportRequest) -> None:
-        """Pass a node's report to the driven run; raises ``FrameError``."""
+        """Pass a node's report to the driven run, and renew the node's lease if the run takes it.
+
+        Raises:
+            FrameError: the run is not driven here, or the node, or its process, has no part in it.
+            IntegrityError: the node is not in the run.
+            BusyError: too many of its reports wait; heartbeats renew its lease meanwhile.
+        """
         with self._lock:
             driver = self._driver
-            self._registry.touch(request.node, self._now_s())
         if driver is None or driver.run_id != request.run_id:
             raise FrameError(f"run {request.run_id} is not driven here; forget it")
         driver.report(request)
+        with self._lock:
+            self._registry.touch(request.node, self._now_s())
 
     def driver_of(self, run_id: str) -> Driver:
         """Return the driver of a run, also of one that another run replaces just now; raises ``FrameError``.

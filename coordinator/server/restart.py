@@ -6,8 +6,8 @@
                                            from the end of the last turn that all nodes had done,
                                            else from the newest checkpoint, else from the beginning
 
-Where all parameters train, the run that has lost a node is resumed in the same way, from its newest checkpoint: by
-``RunHistory``.
+Where all parameters train, the run that has lost a node, or ends with a checkpoint as an owner is back, is resumed in
+the same way, from its newest checkpoint: by ``RunHistory``.
 
 Meanwhile nodes have released the run, and have written shards and their copies of the last turns to disk. The resuming
 run has an id of its own, as with ``--resume``, so late messages of the former run are refused.

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from coordinator.planner.what_if import PredictedPlan, WhatIf
+from ringtune.costs.memory_sizes import MemorySettings
 from ringtune.costs.profile import Profile
 from ringtune.errors import PlanError, RingTuneError
 from ringtune.schedule.plan import Plan
@@ -54,7 +55,7 @@ def _what_if(plan_text: str, profile_text: str, optimizer: str, dtype: str) -> W
     newest = dataclasses.replace(
         plan.placements[-1], placement_number=0, first_turn=0
     )  # a run that has moved stays there
-    return WhatIf(plan=Plan(plan.course, (newest,)), profile=profile, optimizer=optimizer, dtype=dtype)
+    return WhatIf(plan=Plan(plan.course, (newest,)), profile=profile, settings=MemorySettings(optimizer, dtype))
 
 
 def _changes(question: Mapping[str, Any], profile: Profile) -> list[str]:

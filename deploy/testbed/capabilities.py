@@ -11,7 +11,7 @@ from deploy.testbed import groups
 from deploy.testbed.boards import Layout
 from deploy.testbed.groups import GroupMounts
 from deploy.testbed.network import Shaper
-from deploy.testbed.shell import attempt
+from deploy.testbed.processes import attempt
 from ringtune.errors import RingTuneError
 
 # What automake, meson and others take for "skipped".

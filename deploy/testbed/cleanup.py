@@ -17,7 +17,7 @@ import psutil
 
 from deploy.testbed import groups
 from deploy.testbed.network import NAMESPACES
-from deploy.testbed.shell import call
+from deploy.testbed.processes import call
 from ringtune.errors import BusyError, IntegrityError, RingTuneError, StorageError
 
 # Gone after a restart of the machine, as all that it lists.

@@ -1,8 +1,12 @@
-"""Processes of the testbed: each joins its control groups first, then enters its namespace, then is the command."""
+"""Processes of the testbed: each joins its control groups first, then enters its namespace, then is the command.
+
+Short commands of the system (``call``, ``attempt``) run outside of both, with a deadline.
+"""
 
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -11,11 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.testbed.network import Command, enter
-from ringtune.errors import StorageError
+from ringtune.errors import DeadlineError, RingTuneError, StorageError
 
 TERM_S = 8.0
 KILL_S = 5.0
 _TAIL_BYTES = 4096
+_CALL_S = 20.0
 # Writes its own number into each group and becomes the command, so that all of it is counted from the beginning.
 _JOIN = 'while [ "$1" != -- ]; do echo $$ > "$1/cgroup.procs" || exit 125; shift; done; shift; exec "$@"'
 
@@ -109,3 +114,26 @@ def wait(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:
         return process.wait(max(0.0, timeout_s))
     except subprocess.TimeoutExpired:
         return None
+
+
+def call(command: Sequence[str]) -> str:
+    """Run a command to its end; return what it printed; raises ``RingTuneError``."""
+    done = attempt(command)
+    if done.returncode:
+        words = done.stderr.strip().splitlines()[:1] or [f"exit code {done.returncode}"]
+        raise RingTuneError(f"'{shlex.join(command)}' failed: {words[0]}")
+    return done.stdout
+
+
+def attempt(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command that may fail; one that is not installed ends with 127, as in a shell; raises ``DeadlineError``."""
+    try:
+        return subprocess.run(  # noqa: S603 - our own command lines, no shell reads them
+            list(command), capture_output=True, text=True, timeout=_CALL_S, check=False, stdin=subprocess.DEVNULL
+        )
+    except FileNotFoundError:
+        return subprocess.CompletedProcess(list(command), 127, "", f"{command[0]} is not installed")
+    except subprocess.TimeoutExpired as error:
+        raise DeadlineError(
+            f"'{shlex.join(command)}' did not end within {_CALL_S:g} s; see what holds it up"
+        ) from error

@@ -32,8 +32,7 @@ from deploy.testbed.capabilities import Capabilities, find_capabilities
 from deploy.testbed.cleanup import LEDGERS, Ledger
 from deploy.testbed.groups import GroupUse
 from deploy.testbed.network import HUB_ADDRESS, Shaper, build_commands
-from deploy.testbed.processes import Running
-from deploy.testbed.shell import call
+from deploy.testbed.processes import Running, call
 from ringtune.errors import DataError, DeadlineError, PeerLostError, UsageError
 from ringtune.quantities import format_bytes
 

@@ -38,6 +38,7 @@ from ringtune.errors import (
 )
 from ringtune.job.job import Job
 from ringtune.models.result_files import NO_RESULT, Result
+from ringtune.schedule.access import NOT_PLANNED, CopyBytes
 from ringtune.schedule.lowering import links as plan_links
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint
@@ -65,7 +66,7 @@ _END_S = 1.0
 class ActiveRun:
     """All resources of one run at this node: executor, links, loop, reporter, saver.
 
-    ``num_loads`` counts the calls with a saved result, of which only the newest one is loaded.
+    ``num_loads`` counts the calls with a saved result, of which only the newest one is loaded; ``sizes`` are planned.
     """
 
     run_id: str
@@ -73,6 +74,7 @@ class ActiveRun:
     placement_number: int
     plan: Plan
     start: StartPoint | None = None
+    sizes: CopyBytes = NOT_PLANNED
     result: Result = NO_RESULT
     is_collected: bool = False
     is_resting: bool = False
@@ -270,6 +272,8 @@ class TorchBackend(Protocol):
         """Make an unopened link: an ``edge.transport.link.OutLink``."""
 
 
+ANSWER_SHARE = 0.9
+"""Part of a call's time after which a node gives up: the rest is for the answer, which names what it waited for."""
 _LINK_RETRY_S = 0.1
 MAX_INCOMING = MAX_WORKERS - 64
 """Most links to one node; the other workers serve the coordinator's calls and nodes that fetch weights."""
@@ -322,7 +326,9 @@ def _open_link(backend: TorchBackend, active: ActiveRun, target: str, address: s
             link.close()
             if time.monotonic() + _LINK_RETRY_S > deadline_s:
                 _require_trust(active.node, target, address, error)
-                raise
+                failed = type(error)(f"node {active.node} can't send to node {target}: {error}")
+                failed.peer = target
+                raise failed from error
             _LOG.debug("link to %s not open yet: %s", target, error)
         active.cancelled.wait(_LINK_RETRY_S)
 

@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
-from edge.agent.active_run import ActiveRun, TorchBackend, check_private, open_links
+from edge.agent.active_run import ANSWER_SHARE, ActiveRun, TorchBackend, check_private, open_links
 from edge.agent.migration import AgentMigration
 from edge.checkpoint.shard_saver import NO_FOLDER_FOR_BEST, ResumeShard, open_saver, require_rows
 from edge.checkpoint.snapshot_servicer import fetch_audited
@@ -178,7 +178,7 @@ class Agent:
             IntegrityError: the checkpoint or snapshot to resume from is missing or damaged.
             StorageError: the folder for shards can't be used.
         """
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + ANSWER_SHARE * timeout_s
         self._release_other("")
         plan = Plan.from_json(read_object(plan_json, "the received plan"))
         start = StartPoint.of(plan.course, step=goes_on.shard.step, holder=goes_on.holder) if goes_on else None
@@ -196,7 +196,7 @@ class Agent:
         self.access.place(run_id, plan, start, sizes)
         with self._lock:
             self._active = active = ActiveRun(
-                run_id, self.options.name, placement_number, plan, start, clock=self._clock, access=self.access
+                run_id, self.options.name, placement_number, plan, start, sizes, clock=self._clock, access=self.access
             )
         return active
 

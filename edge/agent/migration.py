@@ -21,11 +21,11 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from edge.agent.active_run import ActiveRun, TorchBackend, check_private
+from edge.agent.active_run import ANSWER_SHARE, ActiveRun, TorchBackend, check_private
 from edge.checkpoint.shard_saver import ResumeShard, Saver, finish_run, saved_parts
 from edge.checkpoint.snapshot_servicer import SnapshotFetcher
 from edge.checkpoint.snapshots import (
@@ -66,8 +66,6 @@ from ringtune.storage.strict import read_object
 
 _LOG = logging.getLogger(__name__)
 _FLUSH_S = 5.0
-# The rest of the deadline is for the answer, which names the node that did not send its part.
-_SHARE = 0.9
 # Of a source of trained state; the next one is asked at once.
 _SAYS_NO = (IntegrityError, TrustError)
 
@@ -279,8 +277,8 @@ class AgentMigration:
             self._agent.end(active, "another node is lost")
             return
         active.run.stop("another node is lost")
-        if not active.run.wait(_SHARE * timeout_s):
-            raise DeadlineError(f"node {self._node}: waited {_SHARE * timeout_s:g} s for its last action to end")
+        if not active.run.wait(ANSWER_SHARE * timeout_s):
+            raise DeadlineError(f"node {self._node}: waited {ANSWER_SHARE * timeout_s:g} s for its last action to end")
         if active.reporter is not None:
             active.reporter.flush(min(_FLUSH_S, timeout_s))
 
@@ -322,7 +320,7 @@ class AgentMigration:
         Raises:
             RingTuneError: as for ``Agent.prepare``, or the trained state can't be fetched.
         """
-        deadline_s = time.monotonic() + _SHARE * timeout_s
+        deadline_s = time.monotonic() + ANSWER_SHARE * timeout_s
         number = self._next_call()
         plan = Plan.from_json(read_object(to.plan_json, "the received plan"))
         self._agent.access.move(to.run_id, plan, to.start, to.from_placement_number, to.from_step)
@@ -398,6 +396,7 @@ class AgentMigration:
             _LOG.warning("blocks [%d, %d) are not taken: %s", source.start, source.stop, error)
         for block in range(source.start, source.stop):
             others = [one for one in to.others if one.start <= block < one.stop]
+            asked = {source.node, *(one.node for one in others)}
             if not is_refused:
                 others.insert(0, Source(source.node, block, block + 1))  # its other blocks may be right
             for other in others:
@@ -408,7 +407,7 @@ class AgentMigration:
                     problem = error
                     _LOG.warning("block %d is not taken: %s", block, error)
             else:
-                raise _not_kept(problem, f"block {block}", step)
+                raise self._not_kept(problem, f"block {block}", step, asked)
 
     def _checked_part(self, to: NextPlacement, step: int, source: Source, fetcher: SnapshotFetcher) -> Pieces:
         """Return the blocks that a node, perhaps this one, keeps; raises ``IntegrityError``."""
@@ -425,7 +424,8 @@ class AgentMigration:
     def _checked_head(self, to: NextPlacement, step: int, sha256: str | None, fetcher: SnapshotFetcher) -> Pieces:
         """Return the head that this node keeps, or fetch and keep it."""
         problem: RingTuneError = IntegrityError("nobody has it")
-        for node in filter(None, (to.head_from or self._node, to.other_head)):
+        asked = [node for node in (to.head_from or self._node, to.other_head) if node]
+        for node in asked:
             is_own = node == self._node
             try:
                 head = self.kept.head(to.run_id, step) if is_own else fetcher.head(node, step)
@@ -438,7 +438,17 @@ class AgentMigration:
             if not is_own:
                 self.kept.keep_head(to.run_id, step, bytes(head))
             return head
-        raise _not_kept(problem, "the head", step)
+        raise self._not_kept(problem, "the head", step, {*asked})
+
+    def _not_kept(self, problem: RingTuneError, what: str, step: int, asked: Set[str]) -> IntegrityError:
+        """Make the error of what none of the nodes ``asked`` has; it names as peer a single one that is not this."""
+        error = IntegrityError(
+            f"no node has {what} after step {step} as it was trained: {problem}; resume the run from its newest "
+            "checkpoint with --resume"
+        )
+        if len(asked) == 1:
+            error.peer = next((node for node in asked if node != self._node), "")
+        return error
 
     def granted(self, active: ActiveRun, turns: Sequence[Turn]) -> None:
         """Drop the snapshot of a move at the first grant after it."""
@@ -483,13 +493,6 @@ class AgentMigration:
 def _differs(node: str, what: str, step: int) -> IntegrityError:
     return IntegrityError(
         f"node {node} keeps another state of {what} after step {step} than was trained (its digest differs)"
-    )
-
-
-def _not_kept(problem: RingTuneError, what: str, step: int) -> IntegrityError:
-    return IntegrityError(
-        f"no node has {what} after step {step} as it was trained: {problem}; resume the run from its newest checkpoint "
-        "with --resume"
     )
 
 

@@ -16,6 +16,7 @@ from edge.checkpoint.shard_saver import ResumeShard, SavedStart, ShardRequest, c
 from edge.checkpoint.snapshot_servicer import SnapshotServicer
 from edge.profiler.timing import DEFAULT_BUDGET_S, TimingRequest
 from edge.transport.probe import add_probe_sink
+from ringtune.errors import IntegrityError
 from ringtune.ids import check_run_id
 from ringtune.schedule.access import CopyBytes
 from ringtune.schedule.course import FrozenWeights
@@ -141,9 +142,17 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
 
     def Move(self, request: control_pb2.MoveRequest, context: grpc.ServicerContext) -> control_pb2.MoveReply:
         """Build the slice of another placement with the trained state."""
-        moves = self._agent.moves
-        hosted, fetched = answer(context, lambda: moves.move(_next_placement(request), timeout_s=_left_s(context)))
-        return control_pb2.MoveReply(hosted_bytes=hosted, fetched_bytes=fetched)
+
+        def move() -> control_pb2.MoveReply:
+            try:
+                hosted, fetched = self._agent.moves.move(_next_placement(request), timeout_s=_left_s(context))
+            except IntegrityError as error:
+                if not (error.peer and request.takes_holder):
+                    raise
+                return control_pb2.MoveReply(problem=str(error), holder=error.peer)
+            return control_pb2.MoveReply(hosted_bytes=hosted, fetched_bytes=fetched)
+
+        return answer(context, move)
 
     def Grant(self, request: control_pb2.GrantRequest, context: grpc.ServicerContext) -> control_pb2.Empty:
         """Grant turns to the node, and drop shards that are not needed any more."""

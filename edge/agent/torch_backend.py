@@ -109,6 +109,7 @@ def inspect(
                     job,
                     facts,
                     dataset,
+                    shape=shape,
                     device=device,
                     hardware=hardware,
                     state=state,
@@ -131,6 +132,7 @@ def inspect(
         else (),
         cut_rows=dataset.cut_rows if dataset else 0,
         users=dataset.users if dataset else (),
+        prompt_tokens=dataset.prompt_tokens if dataset else 0,
         memory_bytes=device_budget(memory_bytes, device, sharing=options.device_nodes),
         threads=threads,
         device=device,
@@ -287,6 +289,7 @@ def expect(servicer: RingServicer, active: ActiveRun, job: Job) -> None:
         start=active.start,
         access=active.access,
         reopen_s=job.runtime.lease_s,
+        sizes=active.sizes,
     )
     active.lease_s = job.runtime.lease_s
     servicer.expect(expectation, active)

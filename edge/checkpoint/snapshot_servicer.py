@@ -19,7 +19,7 @@ from edge.transport.access import RunAccess
 from ringtune.errors import FrameError, IntegrityError, InterruptedRunError, StorageError
 from ringtune.schedule.access import MAX_COPY_BYTES, NOT_PLANNED, Asked, CopyBytes, NodeCall, State, copy_limit
 from ringtune.schedule.migration import Source
-from ringtune.storage.chunks import FileJoiner, cut_pieces
+from ringtune.storage.chunks import FileJoiner, cut_pieces, in_time
 from ringtune.storage.durable import temporary_file
 from ringtune.storage.pieces import OpenFilePieces, Pieces
 from ringtune.storage.tensor_files import TensorFile
@@ -133,8 +133,10 @@ def _received(
             chunks = fetch(request, timeout=max(0.1, state.left_s()))
             file = temporary_file(folder) if request.is_saved else io.BytesIO()
             try:
-                return _joined(chunks, file, name, peer, state.hear, most_bytes)
+                in_order = in_time(chunks, lease_s, source=peer)
+                return _joined(in_order, file, name, peer, state.hear, most_bytes)
             except BaseException:
+                chunks.cancel()  # of a node that sends on
                 file.close()
                 raise
 

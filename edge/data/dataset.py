@@ -46,6 +46,7 @@ from ringtune.models.family import (
     REGRESSION,
     TAGGING,
 )
+from ringtune.models.folder import model_dimensions, read_config
 from ringtune.run_control.evaluation import MAX_CLASSES, MIN_ROWS
 from ringtune.schedule.batches import BatchStream, RandomStream, eval_rows, even_share, hold_out, split_rows
 from ringtune.schedule.course import Course
@@ -110,6 +111,7 @@ class OwnerDataset:
         left_out: as the argument; the shares of all owners add up to the number of the file.
         users: number of examples of each user, in their order; none where the job names no column of users.
         prompts: texts to be written at each evaluation; none without ``[generation]``.
+        prompt_tokens: as of ``NodeFacts``.
     """
 
     def __init__(
@@ -125,6 +127,7 @@ class OwnerDataset:
         users: tuple[UserRows, ...] = (),
         hides_counts: bool = True,
         prompts: Sequence[Prompt] = (),
+        prompt_tokens: int = 0,
     ) -> None:
         self._train, self._evaluation = train, evaluation
         self._places, self._source = places, str(places[0].path)
@@ -135,6 +138,7 @@ class OwnerDataset:
         self.eval_labels = tuple(sorted(set(eval_labels)))
         self.left_out = dict(left_out or {})
         self.users, self.prompts, self._hides_counts = users, prompts, hides_counts
+        self.prompt_tokens = prompt_tokens
         if isinstance(evaluation, SummedExamples) and not hides_counts:
             evaluation.min_rows = 1
 
@@ -169,7 +173,7 @@ class OwnerDataset:
         """
         generation = job.generation
         if generation is not None and not generation.loss:
-            return _only_prompts(job, path, tokenizer_folder, share, num_owners)
+            return _only_prompts(job, path, tokenizer_folder, share, num_owners, generation.max_new_tokens)
         source = SOURCES[job.model.task](job, tokenizer_folder)
         found = source.read(path)
         if hides_counts:
@@ -368,7 +372,7 @@ class _CutPrompts(Sequence[TokenRow]):
         return TokenRow(ids, array("i", bytes(ids.itemsize * len(ids))))
 
 
-def _only_prompts(job: Job, path: Path, folder: Path, share: int, num_owners: int) -> OwnerDataset:
+def _only_prompts(job: Job, path: Path, folder: Path, share: int, num_owners: int, max_new_tokens: int) -> OwnerDataset:
     """Read a share of the prompts of a file as rows without targets, which are continued and neither train nor count.
 
     Raises:
@@ -383,7 +387,9 @@ def _only_prompts(job: Job, path: Path, folder: Path, share: int, num_owners: in
     digest.add(tuple(prompt.ids) for prompt in prompts)
     rows = _CutPrompts(prompts, job.train.max_length)
     examples = LanguageExamples(rows, Padder(reader.tokenizer), job.train.max_length)
-    return OwnerDataset(examples, examples, places=(Place(path), Place(path)), digest=digest, prompts=prompts)
+    room = max(1, model_dimensions(read_config(folder)).longest - max_new_tokens)
+    places, most = (Place(path), Place(path)), min(room, prompts.most_tokens)
+    return OwnerDataset(examples, examples, places=places, digest=digest, prompts=prompts, prompt_tokens=most)
 
 
 def _mean_width(examples: Examples, batches: Iterable[Sequence[int]], budget_s: float) -> float:

@@ -54,6 +54,11 @@ class PackedPrompts(Sequence[Prompt]):
             for stops, of in zip(self._stops, (self._ids, self._rests), strict=True):
                 stops.append(len(of))
 
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of the longest prompt; 0 without any."""
+        return max((stop - start for start, stop in itertools.pairwise(self._stops[0])), default=0)
+
     def __len__(self) -> int:
         return len(self._stops[0]) - 1
 

@@ -29,14 +29,12 @@ from edge.checkpoint.state_folder import CACHE_FILE
 from edge.data.dataset import OwnerDataset
 from edge.profiler.timing import CpuClock, MeasuredWork, Timer, TimingRequest, window_of
 from edge.profiler.works import Bench
-from ringtune.costs.measurement import job_shape
-from ringtune.costs.profile import Measured, ModelFacts, Work, WorkTime
+from ringtune.costs.profile import Measured, ModelFacts, TimedShape, Work, WorkTime
 from ringtune.errors import InvalidInputError, StorageError
 from ringtune.job.job import Job
 from ringtune.machine.resources import cpu_quota
 from ringtune.storage.durable import write_durably
 from ringtune.storage.strict import check_fields, parse_json, read_dataclass, to_table
-from ringtune.techniques.operations import job_subnets
 
 _LOG = logging.getLogger(__name__)
 
@@ -46,6 +44,7 @@ def timings(
     model: ModelFacts,
     dataset: OwnerDataset | None,
     *,
+    shape: TimedShape,
     device: str,
     hardware: str,
     state: Path | None,
@@ -56,28 +55,27 @@ def timings(
     """Time every kind of work at this node, or return the timings of an earlier measurement.
 
     Without ``dataset`` the node is no owner; without ``state``, its folder, there is no cache, and saving is not timed.
-    ``memory_bytes`` limit the measurement, rows and tokenizer (``data_bytes``) included. ``hardware``, processor and
-    the share of it that may be used, is part of the cache's key.
+    ``memory_bytes`` limit the measurement, rows and tokenizer (``data_bytes``) included. ``shape``, of the job at this
+    node, and ``hardware``, processor and the share of it that may be used, are part of the cache's key.
 
     Raises:
         ModelError: the model folder can't be used.
-        JobError: the adapter configuration can't be split, or the subnets do not divide the model's heads.
+        JobError: the adapter configuration can't be split.
         CapacityError: one block with micro-batches of the job's size does not fit here.
     """
-    subnets = job_subnets(job, model).count
     key = cache_key(
         model=model.digest,
         hardware=hardware,
-        shape=job_shape(job, fixed_tokens=model.fixed_tokens, subnets=subnets, frozen=timing.frozen),
+        shape=shape,
         batch=(job.train.batch_size, job.train.microbatches),
         classes=len({*job.data.labels, *dataset.labels}) if dataset else -1,
         neighbours=timing.neighbours,
         torch=torch.__version__,
     )
     cache = ProfileCache(state) if state is not None else None
-    found = cache.find(key, budget_s=timing.budget_s) if cache and not timing.is_fresh else None
-    if found is not None:
-        return found
+    measured = cache.find(key, budget_s=timing.budget_s) if cache and not timing.is_fresh else None
+    if measured is not None:
+        return measured
     started_s = time.monotonic()
     folder = Path(job.model.path)
     bench = Bench(
@@ -88,17 +86,17 @@ def timings(
         memory_bytes=memory_bytes,
         data_bytes=data_bytes,
         device=device,
-        subnets=subnets,
+        subnets=shape.subnets,
         frozen=timing.frozen,
     )
     quota = cpu_quota()
     cpu = CpuClock.of(quota, torch.get_num_threads()) if device == "cpu" else None
     timer = Timer(window_s=window_of(quota), settle=bench.settle(), cpu=cpu)
-    found = bench.measure(timer, budget_s=timing.budget_s, disk=state)
-    _LOG.info("measured %d points in %.1f s", len(found.work_times), time.monotonic() - started_s)
+    measured = bench.measure(timer, budget_s=timing.budget_s, disk=state)
+    _LOG.info("measured %d points in %.1f s", len(measured.work_times), time.monotonic() - started_s)
     if cache is not None:
-        cache.put(key, found, budget_s=timing.budget_s)
-    return found
+        cache.put(key, measured, budget_s=timing.budget_s)
+    return measured
 
 
 def full_size_s(measured: MeasuredWork, work: Work) -> float:
@@ -157,12 +155,12 @@ class ProfileCache:
         if entry is None:
             return None
         try:
-            found = read_dataclass(_Entry, entry, where="", error=InvalidInputError)
+            kept = read_dataclass(_Entry, entry, where="", error=InvalidInputError)
         except InvalidInputError as error:
             _LOG.warning("%s: what was measured earlier is not readable (%s); it is measured again", self.path, error)
             return None
-        is_young = 0 <= self._clock() - found.at_unix_s <= LONGEST_AGE_S
-        return found.measured if is_young and found.budget_s >= budget_s else None
+        is_young = 0 <= self._clock() - kept.at_unix_s <= LONGEST_AGE_S
+        return kept.measured if is_young and kept.budget_s >= budget_s else None
 
     def put(self, key: str, measured: MeasuredWork, *, budget_s: float) -> None:
         """Store timings under ``key`` and keep the newest ``KEPT_ENTRIES``; a failed write gives only a warning."""

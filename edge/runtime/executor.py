@@ -333,7 +333,14 @@ class NodeExecutor:
     # ---- tensors in and out -----------------------------------------------------------------------
 
     def put_tensor(self, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
-        """Add a received hidden state (B, T, D) or gradient to its micro-batch; see ``MicroBatches.put``."""
+        """Add a received hidden state (B, T, D) or gradient to its micro-batch; see ``MicroBatches.put``.
+
+        Raises:
+            FrameError: it has not as many tokens as this node has sent; of a text the newest ones alone travel.
+        """
+        entry = self._items.get(key.seq)
+        if entry is None or entry.item.kind is not StepKind.GENERATE:
+            self._flows.check_tokens(key, tensor)
         with self._capacity_errors(key):
             self._flows.put(key, tensor, mask)
 

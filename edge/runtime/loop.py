@@ -332,7 +332,8 @@ class AgentRun:
             case ev.Accept(key, source):
                 tensor, mask = self._inbox.pop(key)
                 self._trail.exchanged(key, tensor, mask, is_sent=False)
-                self._executor.put_tensor(key, tensor, mask)
+                with sent_by(source):
+                    self._executor.put_tensor(key, tensor, mask)
                 if key.is_hidden:
                     self._ack(source, key.boundary)
             case ev.SendHead(turn, target):

@@ -58,7 +58,7 @@ _RETRY_S = 0.5
 _IDLE_S = 60.0
 # Entries of one report; keeps a message far below the limit of a channel.
 _MAX_ENTRIES = 4096
-_MAX_SCORES_BYTES = 1 << 20
+_MAX_LONG_BYTES = 1 << 20
 
 
 class StepDone(NamedTuple):
@@ -295,15 +295,18 @@ class Reporter:
         sent: dict[tuple[int, str, str], int] = {}
         lines: list[str] = []
         marks: list[Flushed] = []
-        scores_bytes = 0
-        for _ in range(min(len(self._entries), _MAX_ENTRIES)):
-            if scores_bytes > _MAX_SCORES_BYTES:
-                break
+        long_bytes = 0
+        for number in range(min(len(self._entries), _MAX_ENTRIES)):
+            entry = self._entries[0]
+            next_bytes = len(entry.digests_json) if isinstance(entry, AuditTrail) else 0
+            if long_bytes > _MAX_LONG_BYTES or (number and next_bytes > _MAX_LONG_BYTES):
+                break  # a report with a long trail has nothing before it
             entry = self._entries.popleft()
+            long_bytes += next_bytes
             match entry:
                 case Scored(message):
                     request.scores.append(message)
-                    scores_bytes += len(message.values)
+                    long_bytes += len(message.values)
                 case Sent(seq, target, payload, num_bytes):
                     sent[seq, target, payload] = sent.get((seq, target, payload), 0) + num_bytes
                 case TechniqueFailed(problem):

@@ -25,8 +25,8 @@ from __future__ import annotations
 import bisect
 import json
 import math
+import os
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ from edge.machine.libraries import load_libraries
 from edge.runtime.inference import Sampling, WholeModel, ends_of_text, model_sampling, next_tokens, unused_settings
 from ringtune.errors import DataError, RingTuneError
 from ringtune.job.job import Job, load_job
-from ringtune.machine.process import die_with_parent, exit_code_of
+from ringtune.machine.process import die_with_parent, exit_code_of, keep_input
 from ringtune.machine.resources import usable_cores
 from ringtune.models.conversations import Conversation, conversation_of, has_chat_template
 from ringtune.models.family import CHAT
@@ -211,14 +211,14 @@ def main(arguments: Sequence[str], output: TextIO) -> int:
         output.flush()
 
     def answer() -> None:
-        job = load_job(Path(job_file))
+        job, own_input = load_job(Path(job_file)), keep_input()
         load_libraries()
         torch.set_num_threads(job.runtime.threads or usable_cores())
         model = TextModel(job, Path(saved))
         write({"ready": model.ready})
         requests: queue.Queue[Any] = queue.Queue()
         stopped: set[int] = set()
-        threading.Thread(target=_read, args=(requests, stopped), name="requests", daemon=True).start()
+        threading.Thread(target=_read, args=(own_input, requests, stopped), name="requests", daemon=True).start()
         while (request := requests.get()) is not None:
             number = int(request["id"])
             for event in model.events(request, lambda number=number: bool(stopped & {number, _ALL})):  # type: ignore[misc]
@@ -231,13 +231,14 @@ _ALL: Final = -1
 """Stands for all answers, when the input has ended."""
 
 
-def _read(requests: queue.Queue[Any], stopped: set[int]) -> None:
+def _read(own_input: int, requests: queue.Queue[Any], stopped: set[int]) -> None:
     """Pass requests on, and note the answers to end."""
-    for line in sys.stdin:
-        message = json.loads(line)
-        if "stop" in message:
-            stopped.add(int(message["stop"]))
-        else:
-            requests.put(message)
+    with os.fdopen(own_input, encoding="utf-8") as lines:
+        for line in lines:
+            message = json.loads(line)
+            if "stop" in message:
+                stopped.add(int(message["stop"]))
+            else:
+                requests.put(message)
     stopped.add(_ALL)
     requests.put(None)

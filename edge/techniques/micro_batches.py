@@ -35,7 +35,7 @@ from edge.model.optimizers import UnitOptimizers
 from edge.model.owner import OwnerParts
 from edge.model.slice import BlockRunner
 from edge.techniques.activation_checkpointing import SavedActivations
-from ringtune.errors import PlanError
+from ringtune.errors import FrameError, PlanError
 from ringtune.schedule.actions import Action, TensorKey
 from ringtune.schedule.course import Course
 from ringtune.schedule.lowering import lowest_units, subnet_rows, takes_part
@@ -243,11 +243,8 @@ class MicroBatches:
         return hidden
 
     def _sent(self, at: tuple[int, int], boundary: int, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the sent tokens of a hidden state, contiguous; note the number of all tokens for its gradient."""
-        if self._course.head_tokens:
-            self._tokens.setdefault(
-                at, hidden.shape[1]
-            )  # a hidden state that returns for the head may have been cut before
+        """Return the sent tokens of a hidden state, contiguous; note the number of all tokens for what comes back."""
+        self._tokens.setdefault(at, hidden.shape[1])  # one that returns for the head may have been cut before
         return self._cut(boundary, hidden)
 
     def _sent_grad(self, key: TensorKey, grad: torch.Tensor) -> torch.Tensor:
@@ -257,6 +254,15 @@ class MicroBatches:
     def _cut(self, boundary: int, tensor: torch.Tensor) -> torch.Tensor:
         sent = self._course.sent_tokens(boundary, tensor.shape[1])
         return tensor.contiguous() if sent == tensor.shape[1] else tensor[:, :sent].clone()
+
+    def check_tokens(self, key: TensorKey, tensor: torch.Tensor) -> None:
+        """Refuse a tensor (B, T, D) with another T than this node has sent of its micro-batch; raises ``FrameError``.
+
+        A gradient comes back so, and a hidden state that enters the head at its owner.
+        """
+        known = self._tokens.get((key.seq, key.micro), tensor.shape[1])
+        if tensor.shape[1] != (expected := self._course.sent_tokens(key.boundary, known)):
+            raise FrameError(f"the {key} has {tensor.shape[1]} tokens a row, and {expected} were sent; it is dropped")
 
     def put(self, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
         """Set the received hidden state (B, T, D) or gradient of a micro-batch.

@@ -23,7 +23,7 @@ from edge.transport.tensors import MAX_EXPONENT, MIN_EXPONENT, wire_bytes
 from ringtune.costs.links import MAX_BLOB_BYTES
 from ringtune.engine.failure_texts import diverged
 from ringtune.errors import DivergedError, FrameError, RingTuneError
-from ringtune.schedule.access import Asked, NodeCall
+from ringtune.schedule.access import NOT_PLANNED, Asked, CopyBytes, NodeCall, copy_limit
 from ringtune.schedule.actions import Op, Payload, TensorKey
 from ringtune.schedule.lowering import PARCELS, credit_boundary, max_waiting, parcels, possible_arrivals, way
 from ringtune.schedule.plan import Plan
@@ -53,6 +53,7 @@ class RunExpectation:
         start: item from which the run continues; None = from its first.
         access: who may open a link; None = the nodes that the plan lets send to this one.
         reopen_s: seconds for which a broken link may be opened again; 0 = it is lost at once.
+        sizes: planned; no larger head is received.
     """
 
     run_id: str
@@ -64,6 +65,7 @@ class RunExpectation:
     start: StartPoint | None = None
     access: RunAccess | None = None
     reopen_s: float = 0.0
+    sizes: CopyBytes = NOT_PLANNED
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "digest", self.plan.digest)
@@ -173,9 +175,9 @@ class FrameCheck:
 
     # ---- parcels and heads --------------------------------------------------------------------------
 
-    def _check_size(self, header: ring_pb2.FrameHeader) -> None:
-        if header.payload_bytes > MAX_BLOB_BYTES:
-            raise FrameError(f"{as_text(header)} has {header.payload_bytes} bytes, the limit is {MAX_BLOB_BYTES}")
+    def _check_size(self, header: ring_pb2.FrameHeader, most_bytes: int = MAX_BLOB_BYTES) -> None:
+        if header.payload_bytes > most_bytes:
+            raise FrameError(f"{as_text(header)} has {header.payload_bytes} bytes, the limit is {most_bytes}")
 
     def _admit_parcel(self, header: ring_pb2.FrameHeader, kind: str) -> None:
         self._check_size(header)
@@ -188,7 +190,7 @@ class FrameCheck:
         self._remember(known.turn, header)
 
     def _admit_head(self, header: ring_pb2.FrameHeader) -> None:
-        self._check_size(header)
+        self._check_size(header, copy_limit(self._expectation.sizes, 0, has_head=True))
         known = self._turns.by_index(header.seq)
         if known is None:
             raise self._far(header, f"turn {header.seq}")

@@ -41,6 +41,8 @@ MAX_HEADER_BYTES: Final = 4096
 _NOTHING: Final = memoryview(b"")
 
 _OWN_PAGES_BYTES: Final = 1 << 16
+_MAX_CHUNKS: Final = 1024
+"""Most chunks of a payload, and one more for each 64 KiB of it: each takes 300 bytes until the payload is whole."""
 
 _HUGE_PAGES: Final[int | None] = getattr(mmap, "MADV_HUGEPAGE", None)
 """Requests large pages, if available: allocating small ones takes as much CPU time as filling them."""
@@ -247,11 +249,13 @@ class FeedResult(NamedTuple):
     Attributes:
         error: a refusal; with ``received`` it is of the previous payload, which was cut short.
         is_goodbye: whether the sender ends the link in order.
+        is_dropped: whether the message is of a payload that was refused before.
     """
 
     received: Received | None = None
     error: IntegrityError | None = None
     is_goodbye: bool = False
+    is_dropped: bool = False
 
 
 class Assembler:
@@ -272,7 +276,7 @@ class Assembler:
         self._header: ring_pb2.FrameHeader | None = None
         self._payload = _NOTHING
         self._pieces: list[memoryview] = []
-        self._filled_bytes = self._crc32 = 0
+        self._filled_bytes = self._crc32 = self._num_chunks = 0
         self._is_dropping = False
 
     def feed(self, message: bytes) -> FeedResult:
@@ -281,12 +285,12 @@ class Assembler:
         try:
             header, chunk = unpack(message)
             if header is None:
-                return FeedResult(self._fill(chunk))
+                return FeedResult(self._fill(chunk), is_dropped=self._is_dropping)
             cut = self._cut()
             if header.kind == ring_pb2.FRAME_KIND_BYE:
                 return FeedResult(None, cut, is_goodbye=True)
             self._admit(header)
-            self._header, self._filled_bytes, self._crc32 = header, 0, 0
+            self._header, self._filled_bytes, self._crc32, self._num_chunks = header, 0, 0, 0
             if header.kind not in BLOBS:
                 is_whole = chunk.nbytes == header.payload_bytes
                 self._payload = chunk if is_whole else bytes_of(torch.empty(header.payload_bytes, dtype=torch.uint8))
@@ -315,6 +319,9 @@ class Assembler:
         end = self._filled_bytes + chunk.nbytes
         if end > header.payload_bytes:
             raise FrameError(f"{as_text(header)} has more than its {header.payload_bytes} bytes; it is dropped")
+        self._num_chunks += 1
+        if self._num_chunks > _MAX_CHUNKS + header.payload_bytes // _OWN_PAGES_BYTES:
+            raise FrameError(f"{as_text(header)} has only {end} bytes in {self._num_chunks} chunks; it is dropped")
         if header.kind in BLOBS:
             self._pieces.append(_apart(chunk))
         elif self._payload is not chunk:

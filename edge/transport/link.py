@@ -39,6 +39,7 @@ from edge.transport.frames import Ack, Hello
 from ringtune.engine.events import Span
 from ringtune.errors import (
     ConnectionFailedError,
+    FrameError,
     PeerLostError,
     RingTuneError,
     TrustError,
@@ -69,6 +70,9 @@ _CONNECT_S: Final = 4.0
 _POLL_S: Final = 1.0
 _JOIN_S: Final = 5.0
 _CLOSE_S: Final = 1.0
+_SHORT_ANSWERS: Final = (("grpc.max_receive_message_length", 1 << 16),)
+_MAX_ACKS: Final = 1024
+"""Acknowledgements of a connection beyond four of each frame: a peer gives credits, counts, and refusals for frames."""
 _MAX_BOUNDARIES: Final = 1 << 16
 """Most boundaries of which a peer gives credits: more blocks than any model has."""
 
@@ -153,7 +157,7 @@ class OutLink:
 
     def open(self, timeout_s: float) -> None:
         """Connect, and wait until the peer accepts the link; raises ``ConnectionFailedError`` or ``FrameError``."""
-        self._channel = open_channel(self.address, peer=node_party(self.target))
+        self._channel = open_channel(self.address, _SHORT_ANSWERS, peer=node_party(self.target))
         if self._begin_call() is None:
             raise PeerLostError(f"the link to {self._peer} was closed")
         self._reader = threading.Thread(target=self._read, name=f"link-acks-{self.target}", daemon=True)
@@ -343,8 +347,14 @@ class OutLink:
 
     def _follow(self, call: Any) -> tuple[RingTuneError, bool]:
         """Take the acknowledgements of a call until it ends; return its failure, and whether it ended in order."""
+        first = self._next
         try:
-            for ack in call:
+            for number, ack in enumerate(call):
+                if number > _MAX_ACKS + 4 * (self._next - first):
+                    self._counts = False
+                    call.cancel()
+                    text = f"{self._peer} sent {number:,} acknowledgements of {self._next - first:,} messages"
+                    return PeerLostError(f"{text}; the link is closed"), False
                 self._take(ack)
         except grpc.RpcError as error:
             return error_of_call(error, peer=self._peer), False
@@ -375,7 +385,13 @@ class OutLink:
                     self._changed.notify_all()
             self._welcome.put(None)
         else:
-            self._welcome.put(error_from_name(ack.error, ack.refusal))
+            self._welcome.put(self._refused(ack))
+
+    def _refused(self, ack: ring_pb2.Ack) -> RingTuneError:
+        """Return the error with which the peer does not accept the link."""
+        if not ack.refusal:
+            return FrameError(f"{self._peer} does not welcome the link; use one version on all machines")
+        return error_from_name(ack.error, ack.refusal)
 
     def _open_again(self, failure: RingTuneError, opened_s: float) -> Any:
         """Open the link again within ``reopen_s``; return the new call, or the error with which the link ends.
@@ -438,7 +454,7 @@ class OutLink:
         if ack is None:
             raise ConnectionFailedError(f"{self._peer} ended the call")
         if not ack.welcome:
-            raise error_from_name(ack.error, ack.refusal)
+            raise self._refused(ack)
         with self._changed:
             if not self._first <= ack.received <= self._next:
                 raise PeerLostError(f"{self._peer} has counted {ack.received} frames of this link, it can't go on")

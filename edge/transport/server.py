@@ -54,6 +54,9 @@ COUNTED_BYTES: Final = CHUNK_BYTES
 _MAX_UNREAD: Final = 64
 """Refusals that wait for their sender; one that reads none, and sends more, is told no more of them."""
 
+_MAX_USELESS: Final = 1024
+"""Messages of a node that are refused or dropped in one run: of an honest one the rest of a payload, and no more."""
+
 _POLL_S: Final = 0.5
 _JOIN_S: Final = 5.0
 
@@ -185,6 +188,8 @@ class InLink:
                     self._deliver(source, fed.received)
                 if fed.is_goodbye:
                     return
+                if (fed.error is not None or fed.is_dropped) and source.has_sent_enough():
+                    return
                 source.count(len(message))
         except grpc.RpcError:
             _log.debug("the link from node %s ended with an error", source.name)
@@ -258,6 +263,7 @@ class _Source:
         self.check = FrameCheck(run.expectation, name, run.turns)
         self.link: InLink | None = None
         self._timer: threading.Timer | None = None
+        self._num_useless = 0
         self._begin("")
 
     def _begin(self, link_id: str) -> None:
@@ -286,6 +292,17 @@ class _Source:
         if self.refusal is not None:
             link.answer(self.refusal)
         self.link = link
+
+    def has_sent_enough(self) -> bool:
+        """Count a message of no use; tell the sink, and return True, once there are too many to read on."""
+        self._num_useless += 1
+        if self._num_useless <= _MAX_USELESS:
+            return False
+        last = f", the last one as: {self.refusal.refusal}" if self.refusal is not None else ""
+        text = f"node {self.name} sent {self._num_useless:,} messages that are refused{last}; its link is closed"
+        self._id = ""
+        self.run.sink.on_link_lost(self.name, text)
+        return True
 
     def count(self, num_bytes: int) -> None:
         """Count a frame that was taken; tell the sender now and then."""

@@ -375,7 +375,9 @@ class Sources:
             run_id=wanted.run_id,
             pieces=[weights_pb2.Piece(sha256=bytes.fromhex(file.sha256), offset=file.offset) for file in files],
         )
-        call = self._stub(address).Fetch(request, timeout=wanted.left_s())
+        # one that sends a byte now and then leaves half of the time to the others; what has arrived is kept
+        timeout_s = min(wanted.left_s(), max(wanted.idle_s, wanted.left_s() / 2))
+        call = self._stub(address).Fetch(request, timeout=timeout_s)
         last = -1
         with IdleWatchdog(call, wanted, idle_s=wanted.idle_s) as watch:
             for chunk in call:

@@ -24,7 +24,6 @@ import argparse
 import dataclasses
 import functools
 import itertools
-import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -47,8 +46,8 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Owner, UserRows
 from ringtune.schedule.turns import Item, StepKind, Turn, items
 from ringtune.schedule.units import Range
-from ringtune.storage.durable import write_durably
 from ringtune.storage.pieces import Pieces
+from tests.bench.rings import conclude
 from tests.support.tiny import write_bert
 
 OUT: Final = Path("build/bench/cola.json")
@@ -301,12 +300,7 @@ def main() -> int:
     argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
     with tempfile.TemporaryDirectory(prefix="cola-") as folder:
         figures = measure(Path(folder).resolve())
-    write_durably(OUT, (json.dumps(figures, indent=1) + "\n").encode())
-    print(json.dumps(figures["figures"], indent=1))  # noqa: T201
-    misses = missed(figures)
-    for miss in misses:
-        print(f"MISSED {miss}")  # noqa: T201
-    return 1 if misses else 0
+    return conclude(OUT, figures, missed(figures))
 
 
 if __name__ == "__main__":

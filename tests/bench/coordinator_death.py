@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.bench.trust import spread, write_part
+from tests.bench.trust import say, spread, write_part
 from tests.support.cluster import TEMPLATE
 from tests.support.dying_ring import DyingRing, Trial, dying_ring
 
@@ -118,8 +118,7 @@ def carry_out(cases: list[Case]) -> list[Trial]:
                 trial = case.carry_out(ring)
                 found.append(trial)
                 line = {"case": case.name, "ring": name, "good": trial.is_good, **dataclasses.asdict(trial)}
-                sys.stdout.write(json.dumps(line) + "\n")
-                sys.stdout.flush()
+                say(json.dumps(line))
                 ring.wait_idle()
     return found
 
@@ -137,7 +136,7 @@ def main() -> int:
     figures = {"matrix": summary(fixed), "random": {"seed": options.seed, **summary(drawn)}}
     if not options.only:
         write_part("coordinator_death", figures)
-    sys.stdout.write(json.dumps(figures, indent=1) + "\n")
+    say(json.dumps(figures, indent=1))
     return 0 if all(trial.is_good for trial in (*fixed, *drawn)) else 1
 
 

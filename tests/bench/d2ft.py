@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import random
 import statistics
 import sys
@@ -30,8 +29,7 @@ from edge.model.slice import BlockRunner, materialise
 from edge.model.tensor_files import SafetensorsFiles
 from ringtune.job.job import parse_job
 from ringtune.schedule.operation_tables import FORWARD_ONLY, FULL, SHORTCUT
-from ringtune.storage.durable import write_durably
-from tests.bench.rings import missed
+from tests.bench.rings import conclude, missed
 from tests.support import tiny
 from tests.support.tiny_families import write_family
 
@@ -227,10 +225,7 @@ def main() -> int:
     rounds = parser.parse_args().rounds
     found = compute_ratios(shapes=((8, 128), (8, 64), (2, 64)), rounds=rounds)
     figures = worst_ratios(found)
-    figures_text = json.dumps({**figures, "compute_ratios": found, "missed": missed(figures, TARGETS)}, indent=1) + "\n"
-    write_durably(OUT, figures_text.encode())
-    print(figures_text)  # noqa: T201
-    return 1 if missed(figures, TARGETS) else 0
+    return conclude(OUT, {**figures, "compute_ratios": found}, missed(figures, TARGETS))
 
 
 if __name__ == "__main__":

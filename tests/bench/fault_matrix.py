@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.bench.trust import KeptTrials, spread, write_part
+from tests.bench.trust import KeptTrials, say, spread, write_part
 from tests.support.cluster import TEMPLATE
 from tests.support.faulty_runs import BEGUN, COORDINATOR, HOSTS, OWNERS, WHOLE, Fault, FaultyRing, Trial, faulty_ring
 
@@ -155,8 +155,7 @@ def carry_out(cases: Iterable[Case], *, all_fail: bool, kept: KeptTrials) -> lis
                     kept.add(str(case), dataclasses.asdict(trial))
                 judged = trial if all_fail else dataclasses.replace(trial, failed=len(trial.faults))
                 found.append((trial, judged.is_good))
-                sys.stdout.write(json.dumps({"good": judged.is_good, **dataclasses.asdict(trial)}) + "\n")
-                sys.stdout.flush()
+                say(json.dumps({"good": judged.is_good, **dataclasses.asdict(trial)}))
                 case = next(ahead, None)
                 if trial.ended.startswith(_NO_END) or trial.rotation:  # a party renews a few times an hour only
                     break
@@ -235,7 +234,7 @@ def main() -> int:
     TEMPLATE.close()
     if not options.only:
         write_part("faults", figures)
-    sys.stdout.write(json.dumps(figures, indent=1) + "\n")
+    say(json.dumps(figures, indent=1))
     return 0 if all(good for _, good in found) else 1
 
 

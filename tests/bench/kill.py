@@ -14,6 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.bench.trust import say
 from tests.support.killing import LocalRun, kill_and_resume, random_moments, trained, write_inputs
 
 
@@ -45,8 +46,7 @@ def main() -> int:
                 shutil.rmtree(folder / f"run-{index}")
                 trial = kill_and_resume(job, folder / f"run-{index}", wanted, moment)
             trials.append(trial)
-            sys.stdout.write(json.dumps(dataclasses.asdict(trial)) + "\n")
-            sys.stdout.flush()
+            say(json.dumps(dataclasses.asdict(trial)))
     good = sum(trial.is_good for trial in trials)
     summary = {
         "moments": len(trials),
@@ -55,7 +55,7 @@ def main() -> int:
         "from_a_checkpoint": sum(trial.resumed_at >= 0 for trial in trials),
         "uninterrupted_s": round(wall_s, 1),
     }
-    sys.stdout.write(json.dumps(summary) + "\n")
+    say(json.dumps(summary))
     return 0 if good == len(trials) else 1
 
 

@@ -33,7 +33,7 @@ from docs.examples.shakespeare.prepare import prepare
 from ringtune.job.job import load_job
 from ringtune.storage.durable import write_durably
 from tests.bench.memory_boards import EIGHT_BILLION, MAX_ERROR, Case, boards, compared_boards, llama, report_of, train
-from tests.bench.rings import Figures, machine, missed, run_plain, run_ring, say, write_job
+from tests.bench.rings import Figures, conclude, machine, missed, run_plain, run_ring, say, write_job
 
 OUT: Final = Path("build/bench")
 FROZEN: Final = ("float32", "bfloat16", "int8", "nf4")
@@ -183,12 +183,8 @@ def main() -> int:
             say(f"{name} not measured: {missing}")
             continue
         figures |= found | {"samples": figures.get("samples", {}) | found.get("samples", {})}
-    misses = missed(figures, TARGETS)
-    figures |= {"targets": TARGETS, "missed": misses, "machine": machine()}
-    write_durably(OUT / "llm.json", (json.dumps(figures, indent=1) + "\n").encode())
-    for line in misses:
-        say(f"missed: {line}")
-    return 1 if misses else 0
+    figures |= {"targets": TARGETS, "machine": machine()}
+    return conclude(OUT / "llm.json", figures, missed(figures, TARGETS))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from deploy.testbed.capabilities import SKIPPED_EXIT_CODE, MissingCapability
-from tests.bench.trust import KeptTrials, known_part, spread, write_part
+from tests.bench.trust import KeptTrials, known_part, say, spread, write_part
 from tests.support.board_ring import LEASE_S, STEPS, board_ring
 from tests.support.outcomes import Matrix, Outcome, Row
 from tests.support.strikes import STRIKES
@@ -121,8 +121,7 @@ def soak(minutes: float, seed: int) -> Iterator[Case]:
 
 def _keep(kept: KeptTrials, case: Case, trial: dict[str, Any]) -> None:
     kept.add(case.row.title, trial)
-    sys.stdout.write(json.dumps({"row": case.row.title, "step": case.strike_at, **trial}) + "\n")
-    sys.stdout.flush()
+    say(json.dumps({"row": case.row.title, "step": case.strike_at, **trial}))
 
 
 def figures_of(row: Row, trials: list[dict[str, Any]]) -> dict[str, Any]:
@@ -166,7 +165,7 @@ def main() -> int:
         soaked = {row.title: figures_of(row, found) for row in ROWS if (found := drawn.of(row.title))}
         write_part(f"{PART}_soak", {"minutes": options.minutes, "seed": options.seed, "rows": soaked})
         figures |= {f"soak: {title}": found for title, found in soaked.items()}
-    sys.stdout.write(json.dumps(figures, indent=1) + "\n")
+    say(json.dumps(figures, indent=1))
     return 0 if all("skipped" in one or one["as_stated"] == one["trials"] for one in figures.values()) else 1
 
 

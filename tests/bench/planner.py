@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
 import random
 import statistics
@@ -44,10 +43,10 @@ from ringtune.job.job import parse_job
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.units import Units
 from sim.prediction import predict
-from tests.bench.rings import say
+from tests.bench.rings import conclude, say
 from tests.support.planner_rings import class_ring, draft_for, random_counts, random_kinds
 
-OUT = Path("build/bench")
+OUT = Path("build/bench/planner.json")
 Figures = dict[str, Any]
 EVEN_RINGS = (
     ("laptop", "laptop", "jetson", "pi", "pi"),
@@ -268,10 +267,7 @@ def main() -> int:
     figures: Figures = {}
     for name in options.only or PARTS:
         figures.update(PARTS[name](options))
-    OUT.mkdir(parents=True, exist_ok=True)
-    (OUT / "planner.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(figures, indent=1))  # noqa: T201
-    return 0
+    return conclude(OUT, figures)
 
 
 if __name__ == "__main__":

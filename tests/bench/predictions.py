@@ -28,12 +28,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from coordinator.cli.demo_files import demo_cache, prepare
 from coordinator.planner.make_plan import make_plan
@@ -43,7 +42,7 @@ from deploy.testbed.capabilities import find_capabilities
 from ringtune.costs.profile import Profile
 from ringtune.job.job import load_job
 from sim.prediction import predict
-from tests.bench.rings import say, write_job
+from tests.bench.rings import conclude, say, write_job
 from tests.bench.testbed_runs import ON_BOARDS, Bed, MissingCapability, boards_of, on_boards, read_profile, set_rate
 
 OUT = Path("build/bench")
@@ -224,16 +223,10 @@ def main() -> int:
         except MissingCapability as missing:
             say(f"not measured: {missing}")
             return 77
-    missed = misses(rows, min_s=MIN_S if options.run_s >= MIN_S else 0.0)
-    figures: dict[str, Any] = {
-        "rows": [dataclasses.asdict(row) | {"error": row.error} for row in rows],
-        "missed": missed,
-    }
-    OUT.mkdir(parents=True, exist_ok=True)
-    (OUT / "predictions.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    for line in [line_of(row) for row in rows] + missed:
-        say(line)
-    return 1 if missed else 0
+    for row in rows:
+        say(line_of(row))
+    figures = {"rows": [dataclasses.asdict(row) | {"error": row.error} for row in rows]}
+    return conclude(OUT / "predictions.json", figures, misses(rows, min_s=MIN_S if options.run_s >= MIN_S else 0.0))
 
 
 if __name__ == "__main__":

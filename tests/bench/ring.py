@@ -19,7 +19,6 @@ all_unfrozen_accuracy_gap   everything trainable from the first step, less RingA
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -29,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from coordinator.cli.demo_files import Workspace, demo_cache, prepare
-from tests.bench.rings import Figures, RingRun, machine, missed, run_plain, run_ring, say, write_job
+from tests.bench.rings import Figures, RingRun, conclude, machine, missed, run_plain, run_ring, say, write_job
 
 OUT = Path("build/bench")
 PAIRS = 5
@@ -139,18 +138,8 @@ def main() -> int:
         found = PARTS[name](workspace)
         samples.update(found.pop("samples", {}))
         figures.update(found)
-    figures = {
-        **figures,
-        "targets": TARGETS,
-        "missed": missed(figures, TARGETS),
-        "samples": samples,
-        "machine": machine(),
-    }
-    result.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(figures, indent=1))  # noqa: T201
-    for line in figures["missed"]:
-        say(line)
-    return 1 if figures["missed"] else 0
+    misses = missed(figures, TARGETS)
+    return conclude(result, {**figures, "targets": TARGETS, "samples": samples, "machine": machine()}, misses)
 
 
 if __name__ == "__main__":

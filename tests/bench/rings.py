@@ -11,7 +11,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -234,3 +234,13 @@ def machine() -> Figures:
 def say(text: str) -> None:
     """Print a line of progress at once, beside the figures."""
     print(text, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def conclude(path: Path, figures: Mapping[str, Any], misses: Sequence[str] = ()) -> int:
+    """Write and print figures with the targets that they missed; return the exit code of the bench."""
+    text = json.dumps({**figures, "missed": [*misses]}, indent=1)
+    write_durably(path, f"{text}\n".encode())
+    print(text)  # noqa: T201
+    for line in misses:
+        say(f"MISSED {line}")
+    return 1 if misses else 0

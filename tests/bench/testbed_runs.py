@@ -27,7 +27,7 @@ from deploy.testbed.agents import AgentSetup
 from deploy.testbed.boards import Board, Layout, load_layout
 from deploy.testbed.capabilities import MissingCapability, find_capabilities
 from deploy.testbed.network import UPLINK, shaping_commands
-from deploy.testbed.shell import call
+from deploy.testbed.processes import call
 from deploy.testbed.testbed import Testbed
 from ringtune.costs.profile import Profile
 from ringtune.schedule.plan import Plan

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import typer
+from rich.text import Text
 from typer.testing import CliRunner
 
 from ringtune import cli, options
@@ -74,6 +75,8 @@ def test_command_line_has_help_and_json_everywhere(name: str) -> None:
     assert "--json" in {option for parameter in command.params for option in parameter.opts}
     assert command.help
     assert [parameter.name for parameter in command.params if not parameter.help] == []
+    for told in (command.help, *(parameter.help for parameter in command.params)):
+        assert Text.from_markup(told).plain == told  # what looks like markup is not shown
 
 
 def test_command_line_options_have_one_shape() -> None:

@@ -188,6 +188,9 @@ def test_doctor_names_what_is_wrong_with_a_model_folder(model_folder: Path, tmp_
     assert "damaged" in only(checks, "model weights").found
     assert only(checks, "model files").level is Level.WARN
     (missing,) = check_model(tmp_path / "none")
+    (tmp_path / "tiny-llama").mkdir()
+    (mistyped,) = check_model(tmp_path / "tiny-lama")
+    assert f"does not exist (did you mean '{tmp_path / 'tiny-llama'}'?); " in mistyped.found
     assert (missing.name, missing.level) == ("model config", Level.FAIL)
 
 

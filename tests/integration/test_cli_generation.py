@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 
 import pytest
 
+from ringtune.run_control.evaluation import rouge_l
 from tests.support.cluster import TEMPLATE, Cluster
 from tests.support.tiny_families import write_family
 from tests.support.typed import run_here
@@ -54,6 +56,8 @@ def test_report_and_ring_write_what_one_process_writes(ring: Cluster, tmp_path: 
     write_family(tmp_path / "model", "llama", with_decoder=True)
     answer = " ".join(f"w{at}" for at in range(60))  # of words of which any model writes some
     rows = [{"text": f"w{at} w{at + 3} w{at % 4}", "answer": answer} for at in range(7)]
+    longer = [*rows, {"text": " ".join(f"w{at}" for at in range(40)), "answer": answer}]  # than train.max_length
+    (tmp_path / "longer.jsonl").write_text("".join(json.dumps(row) + "\n" for row in longer))
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "job.toml").write_text(JOB)
     (tmp_path / "model" / "generation_config.json").write_text('{"top_k": 4, "top_p": 0.9}')
@@ -67,7 +71,7 @@ def test_report_and_ring_write_what_one_process_writes(ring: Cluster, tmp_path: 
         "predict",
         run,
         "--data",
-        tmp_path / "rows.jsonl",
+        tmp_path / "longer.jsonl",
         "--max-new-tokens",
         "5",
         "--temperature",
@@ -76,8 +80,9 @@ def test_report_and_ring_write_what_one_process_writes(ring: Cluster, tmp_path: 
         "4",
     )
     *alone, summary = typed(*words)
-    assert found["generated"] == found["judged_texts"] == summary["judged"] == len(rows)
-    assert found["rouge_l"] == pytest.approx(summary["rouge_l"], abs=1e-6) and found["rouge_l"] > 0
+    assert found["generated"] == found["judged_texts"] == len(rows) and summary["judged"] == len(longer)
+    told = statistics.fmean(rouge_l(str(line["predicted"]), [answer]) for line in alone[:-1])
+    assert found["rouge_l"] == pytest.approx(told, abs=1e-6) and found["rouge_l"] > 0
     *there, same = typed(*words, "--coordinator", ring.address)
     assert (there, same) == (alone, summary)
     ring.wait_idle(*ring.names)

@@ -21,10 +21,12 @@ from coordinator.run.run_text import is_step
 from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.job.job import Job
 from ringtune.run_control.checkpoint import Resume
+from ringtune.schedule.migration import course_before
 from ringtune.schedule.plan import Plan
 from tests.support.cluster import RING, START_S, Cluster, Follower, Hold, Outcome
 from tests.support.hift_reference import tensors_of, train_hift
 from tests.support.moves import slices_of
+from tests.support.reference import turns_as_written
 from tests.support.results import datasets_of, largest_difference, reference_of, trained, turns_of
 
 pytestmark = pytest.mark.slow
@@ -222,11 +224,53 @@ def test_run_of_all_parameters_goes_back_to_its_checkpoint_without_a_host_that_i
     assert any("the run goes back to the checkpoint of step" in note for note in outcome.notes)
     assert outcome.plan is not None and outcome.plan.placements[-1].placement_number == 1
     assert "c" not in [piece.node for piece in outcome.plan.placements[-1].slices]
-    wanted = tensors_of(train_hift(job, outcome.plan, ring.model, datasets_of(ring, job)).model)
+    wanted = tensors_of_hift(job, outcome.plan, ring)
+    assert largest_difference(load(bytes(outcome.files["model/model.safetensors"])), wanted) < 1e-9
+
+
+def tensors_of_hift(job: Job, plan: Plan, ring: Cluster, **how: Any) -> dict[str, Any]:
+    """What one process trains, by the names in the model's file."""
+    found = tensors_of(train_hift(job, plan, ring.model, datasets_of(ring, job), **how).model)
     head = {"heads.ringtune.1": "bert.pooler.dense", "heads.ringtune.4": "classifier"}  # as transformers calls it
     for ours, theirs in head.items():
-        wanted |= {f"{theirs}.{kind}": wanted.pop(f"{ours}.{kind}") for kind in ("weight", "bias")}
+        found |= {f"{theirs}.{kind}": found.pop(f"{ours}.{kind}") for kind in ("weight", "bias")}
+    return found
+
+
+@pytest.mark.thorough
+@pytest.mark.promise("1 partition invariance")
+@pytest.mark.parametrize("owner", ["a", "b"])
+def test_run_of_all_parameters_takes_a_lost_owner_back_from_its_next_checkpoint(ring: Cluster, owner: str) -> None:
+    """As one process on the turns that are left, and with the bits of the run that is resumed from there by hand."""
+    changes = {"train__method": "hift", "adapter__config": "full", "train__eval_every": 0, "train__max_steps": 120}
+    job = job_of(ring, **changes, recovery__owners="skip")
+    ring.coordinator.sinks.append(hold := Hold(ring, 1, after="resumed_json"))
+    try:
+        follower = followed(ring, job)
+        follower.wait_for(lambda outcome: len(outcome.checkpoints) >= 1)
+        ring.signal(owner, signal.SIGKILL)
+        ring.end_lease(owner)
+        follower.wait_for(lambda outcome: hold.has_begun)
+        ring.wait_exit(owner)
+        ring.start(owner)
+        told = f"node {owner} is back; its rows are trained again from the next checkpoint on, from which another run"
+        follower.wait_for(lambda outcome: any(note.startswith(told) for note in outcome.notes))
+    finally:
+        ring.coordinator.sinks.remove(hold)
+    lost_at, lost = follower.outcome.resumed_at, follower.outcome.plan
+    hold.let_go()
+    outcome = follower.wait()
+    assert outcome.is_done and outcome.plan is not None and lost is not None, outcome.message
+    saved = next(one for one in outcome.checkpoints if one.step == outcome.resumed_at)
+    assert saved.step > lost_at and outcome.plan.course.missed[owner] > 0
+    whole = Plan(course_before(lost.course, 120), lost.placements)
+    turns = turns_as_written(whole, [(lost_at, lost), (saved.step, outcome.plan)])
+    wanted = tensors_of_hift(job, whole, ring, turns=turns)
     assert largest_difference(load(bytes(outcome.files["model/model.safetensors"])), wanted) < 1e-9
+    ring.wait_idle(*ring.names)
+    by_hand = ring.follow(job, Resume(plan=lost, manifests=(saved,)), num_nodes=0, join_s=START_S).wait()
+    assert by_hand.is_done and by_hand.plan == outcome.plan, by_hand.message
+    assert by_hand.files["model/model.safetensors"] == outcome.files["model/model.safetensors"]
 
 
 def measured(profile: Profile, names: str) -> Profile:

@@ -16,8 +16,10 @@ from edge.checkpoint.state_folder import RunShards
 from ringtune.errors import IntegrityError
 from ringtune.run_control import events as rd
 from ringtune.run_control.checkpoint import CheckpointHolders, CheckpointManifest, Shard
+from ringtune.schedule.migration import with_owner, without_owner
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import saves_head
+from ringtune.schedule.turns import StepKind
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.tensor_files import TensorFile, write_tensors
 from tests.features.catalog import ALL
@@ -26,7 +28,9 @@ from tests.features.full_parameters import HIFT
 from tests.features.methods import DRAWN, LEFT_OUT, PIPEADAPTER, SHAPE
 from tests.features.models import INVERTIBLE
 from tests.features.offload import USERS_WITHOUT_BLOCKS, WITH_HELPERS
+from tests.support.hift_reference import tensors_of, train_hift
 from tests.support.moves import with_slices
+from tests.support.reference import turns_as_written
 from tests.support.resumed import same_bits
 from tests.support.torch_ring import TorchCarrier, distance
 
@@ -85,7 +89,7 @@ def placed_anew(run: Run, saved: rd.LogCheckpoint) -> Feature:
                 disks[source.node].part(step, RUN, source.start, source.stop, sha256=source.sha256)
                 for source in where.sources(carrier.plan.placement, node)
             ]
-            head = where.head_for(node, owners) if saves_head(plan.course, node, saved.holder) else None
+            head = where.head_for(node, owners) if saves_head(carrier.plan.course, node, saved.holder) else None
             content = disks[head[0]].head(step, RUN, sha256=head[1]) if head else None
             load_migrated(executor, MigratedState(tuple(files), metadata(RUN, step), content, RUN))
 
@@ -106,6 +110,32 @@ def test_run_resumed_in_another_placement_equals_the_whole(feature: Feature) -> 
     rest = carry_out(placed_anew(run, saved), Plan(plan.course, (placement,)), 2, saved=saved)
     assert distance(rest.tensors, run.tensors) < 1e-9
     assert rest.losses == pytest.approx(run.losses[saved.step :], rel=1e-9)
+
+
+TAKING_BACK = [
+    one for one in HIFT if len(one.case.owners) > 1 and not one.case.private_blocks and one.name not in ("hift/velora",)
+]
+"""Those with a plain reference of other turns than the plan's."""
+
+
+@pytest.mark.promise("1 partition invariance")
+@each_technique(TAKING_BACK)
+def test_run_of_all_parameters_that_takes_an_owner_back_equals_one_process(feature: Feature) -> None:
+    """Any owner, with nothing on its disk: embedding, head and their moments are those of another owner's shard."""
+    case, plan, rng = feature.case, feature.plan_on(feature.split), random.Random(feature.name)
+    owner = rng.choice(case.owners)
+    before = Plan(without_owner(plan.course, owner, 0), plan.placements)
+    run = carry_out(feature, before)
+    saved = run.logged(rd.LogCheckpoint)[0]
+    course = with_owner(before.course, owner, before.course.turns_of(saved.step), case.num_steps)
+    after = Plan(course, plan.placements)
+    rest = carry_out(placed_anew(run, saved), after, 2, saved=saved)
+    assert owner in {entry.turn.owner for entry in rest.logged(rd.LogTurn) if entry.turn.kind is StepKind.TRAIN}
+    turns = turns_as_written(plan, [(0, before), (saved.step, after)])
+    found = train_hift(case.job, plan, case.folder / "model", case.datasets(), turns=turns)
+    wanted = tensors_of(found.model)
+    assert distance(rest.tensors, {name: wanted[name] for name in rest.tensors}) < feature.bound
+    assert [*run.losses[: saved.step], *rest.losses] == pytest.approx(found.losses, rel=feature.bound)
 
 
 def without_sums(shard: bytes) -> bytes:

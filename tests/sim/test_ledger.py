@@ -8,7 +8,7 @@ import random
 import pytest
 
 from ringtune.costs.action_costs import CourseCosts
-from ringtune.costs.memory_sizes import Sizes
+from ringtune.costs.memory_sizes import MemorySettings, Sizes
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.methods import Hift
 from ringtune.schedule.turns import StepKind, turn_sequence
@@ -34,7 +34,7 @@ def ledger(*, optimizer: str = "sgd", dtype: str = "float32", embedding_bytes: f
     profile = profile_of(PLAN)
     items = Items(CourseCosts(PLAN.course, profile))
     items.granted(next(turn_sequence(PLAN.course)))
-    return MemoryLedger(PLAN, profile.by_name, items, optimizer=optimizer, dtype=dtype, embedding_bytes=embedding_bytes)
+    return MemoryLedger(PLAN, profile.by_name, items, MemorySettings(optimizer, dtype), embedding_bytes=embedding_bytes)
 
 
 def training(depth: int, *sizes: float) -> ItemKind:
@@ -152,7 +152,7 @@ def test_ledger_makes_moments_at_the_first_update_only() -> None:
 
 def test_ledger_of_state_on_disk_has_it_for_a_moment_a_tensor_at_a_time() -> None:
     """Both gradients are there meanwhile, and nothing of either unit afterwards; a tensor has at most 64 bytes."""
-    sizes = Sizes.at(PLAN.course, profile_of(PLAN).by_name["a"], optimizer="adamw", dtype="float32")
+    sizes = Sizes.at(PLAN.course, profile_of(PLAN).by_name["a"], MemorySettings("adamw"))
     sizes.gradient_bytes = 64
     held = NodeAccount(sizes, rests=frozenset({0, 1}), on_disk=True)
     held.give([0, 1])
@@ -213,7 +213,7 @@ def test_ledger_of_a_whole_run_ends_where_it_began(seed: int) -> None:
     profile = profile_of(plan)
     costs = CourseCosts.of(plan, profile)
     items = Items(costs)
-    found = MemoryLedger(plan, profile.by_name, items, optimizer="sgd", dtype="float32")
+    found = MemoryLedger(plan, profile.by_name, items, MemorySettings("sgd"))
     before, times = found.now_bytes, ProfileTimes(costs, items, found.effect)
     VirtualRing(plan, action_s=times, observer=Meter(plan.nodes, items, times, found, keep_spans=False)).run()
     assert found.now_bytes == before
@@ -255,7 +255,7 @@ def test_ledger_counts_a_block_that_passes_gradients_on_and_is_run_again_by_its_
     plan = changed(make_plan([("a", 0, 4)], ["a"], method=Hift(), microbatches=2), recompute=(Range(3, 4),))
     profile = profile_of(plan)
     items = Items(CourseCosts(plan.course, profile))
-    found = MemoryLedger(plan, profile.by_name, items, optimizer="sgd", dtype="float32")
+    found = MemoryLedger(plan, profile.by_name, items, MemorySettings("sgd"))
     item = ItemKind(0, StepKind.TRAIN, Units.of(4, [1]), (1, 1), (FULL, FULL))
     effect = found.effect("a", Action(Op.FORWARD, 0, 0, 1, 4), item)
     width = plan.course.hidden_size

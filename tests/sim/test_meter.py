@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ringtune.costs.action_costs import CourseCosts
+from ringtune.costs.memory_sizes import MemorySettings
 from ringtune.run_control.events import LogStep, LogTurn
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.turns import StepKind, turn_sequence
@@ -42,7 +43,7 @@ def meter(*, keep_spans: bool = False) -> Parts:
     profile = profile_of(PLAN)
     costs = CourseCosts(PLAN.course, profile)
     items = Items(costs)
-    ledger = MemoryLedger(PLAN, profile.by_name, items, optimizer="sgd", dtype="float32")
+    ledger = MemoryLedger(PLAN, profile.by_name, items, MemorySettings("sgd"))
     times = ProfileTimes(costs, items, ledger.effect)
     found = Meter(PLAN.nodes, items, times, ledger, keep_spans=keep_spans)
     for turn in TURNS:

@@ -12,7 +12,7 @@ import pytest
 
 from ringtune.costs.action_costs import BASE_S
 from ringtune.costs.memory_estimate import node_memory
-from ringtune.costs.memory_sizes import tables_bytes
+from ringtune.costs.memory_sizes import MemorySettings, tables_bytes
 from ringtune.costs.profile import NodeFacts, Profile, Work
 from ringtune.errors import PlanError
 from ringtune.models.kept_inputs import KeptInput
@@ -131,7 +131,7 @@ def test_prediction_memory_stays_below_the_planners_bound(seed: int) -> None:
     plan = drawn_plan(rng)
     profile = random_profile(plan, rng)
     for optimizer in ("adamw", "sgd"):
-        for node in predict(plan, profile, optimizer=optimizer).nodes:
+        for node in predict(plan, profile, MemorySettings(optimizer)).nodes:
             bounds = [node_memory_of(part, node.node, profile, optimizer) for part in plan.parts]
             assert 0 < node.peak_memory_bytes <= max(bounds) or not max(bounds)
             assert node.needed_bytes >= max(bounds)
@@ -158,7 +158,7 @@ def test_prediction_memory_stays_below_the_bound_where_blocks_save_activations(s
     peaks = {node.node: node.peak_memory_bytes for node in predict(bare, profile).nodes}
     for node in predict(plan, profile).nodes:
         facts = profile.by_name[node.node]
-        bound = memory_bounds(plan, profile, optimizer="adamw", dtype="float32")[node.node]
+        bound = memory_bounds(plan, profile, MemorySettings())[node.node]
         assert 0 < node.peak_memory_bytes <= bound.total_bytes or not bound.total_bytes
         one_graph = facts.activation_token_bytes * plan.course.microbatch_sizes()[0] * plan.course.max_length
         assert node.peak_memory_bytes <= peaks[node.node] + one_graph
@@ -309,7 +309,7 @@ def test_prediction_counts_heads_with_their_moments(optimizer: str) -> None:
         [("a", 0, 2)], ["a", "b"], num_blocks=2, num_steps=4, local_iterations=1, eval_rows=0, method="all"
     )
     profile = profile_of(plan)
-    found = predict(plan, profile, optimizer=optimizer)
+    found = predict(plan, profile, MemorySettings(optimizer))
     head = (profile.nodes[0].model.head_bytes + 2 * 100) * (3 if optimizer == "adamw" else 1)
     owners = [turn.owner for turn in turn_sequence(plan.course) if turn.kind is StepKind.TRAIN]
     assert owners == ["a", "b", "a", "b"]

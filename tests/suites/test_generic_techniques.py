@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import re
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -357,7 +357,7 @@ def test_velora_of_a_generic_family_saves_what_the_plan_says(tmp_path: Path, mod
             require_planned_by_block(dataclasses.replace(course, velora=velora), facts, planned_values)
 
 
-def require_planned_by_block(course: Course, facts: ModelFacts, saved: list[int]) -> None:
+def require_planned_by_block(course: Course, facts: ModelFacts, saved: Sequence[int]) -> None:
     """The graphs of each kind of block are a term of their own."""
     sizes = Sizes(course, facts, optimizer="adamw", dtype="float32", activation_token_bytes=1e6)
     terms = [term for term in graph_terms(course, (), (0, 4), sizes, 1) if "projections" in term.what]

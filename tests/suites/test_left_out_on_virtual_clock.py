@@ -14,6 +14,7 @@ from ringtune.run_control.recovery import RecoveryPolicy
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.course import Course, HelperSettings, Offload
 from ringtune.schedule.lowering import links
+from ringtune.schedule.methods.hift import Hift
 from ringtune.schedule.migration import stay_reason, with_owner, without_owner
 from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
@@ -21,7 +22,7 @@ from ringtune.schedule.turns import NONE_DONE, NOTHING_KNOWN, StepKind, Turn, it
 from ringtune.schedule.units import Range
 from ringtune.techniques.offload import helped
 from sim.ring import RingResult
-from tests.features.plans import Losses, loss_at, moving_plan
+from tests.features.plans import Losses, loss_at, moving_plan, start_of
 from tests.suites.test_recovery_on_virtual_clock import SEEDS, lose_at, recoveries, ring_of
 from tests.support.plans import changed, make_plan
 from tests.support.recovering_ring import RecoveringRing
@@ -444,3 +445,83 @@ def test_owner_of_all_turns_that_are_left_is_not_left_out_while_gradients_are_ad
     assert result.finish is not None and ring.moments and not left_out(result)
     assert [entry.step for entry in recoveries(result)] == ([8] if awaits_s else [])
     assert ("gradients are added up" in result.finish.message) == (not awaits_s)
+
+
+def without_c(plan: Plan, rng: random.Random) -> RecoveringRing:
+    """A run of all parameters that begins without owner c, which is there after some steps."""
+    part = Plan(without_owner(plan.course, "c", 0), plan.placements)
+    ring = ring_of(part, rng, recovery=taking_back(plan))
+    joins_after = rng.randint(0, 20)
+    ring.when = lambda what, node: (
+        ring.come("c") if what == "update" and len(ring.moments) > joins_after and not ring.came else None
+    )
+    return ring
+
+
+def of_all_parameters(rng: random.Random, *, checkpoint_every: int = 6) -> Plan:
+    """Owners a, c and d; 20 turns of 2 steps."""
+    owners = rng.sample("acd", 3)
+    return make_plan(
+        [("a", 0, 2), ("b", 2, 4)],
+        owners,
+        method=Hift(),
+        num_steps=40,
+        eval_every=rng.choice([0, 4, 6]),
+        checkpoint_every=checkpoint_every,
+    )
+
+
+@pytest.mark.promise("1 partition invariance")
+@pytest.mark.parametrize("seed", range(5))
+def test_run_of_all_parameters_ends_with_the_next_checkpoint_and_another_one_takes_the_owner_back(seed: int) -> None:
+    """No step is done after the checkpoint; from there on the owner's turns have the batches that they would have."""
+    rng = random.Random(f"all parameters {seed}")
+    plan = of_all_parameters(rng)
+    ring, granted = without_c(plan, rng), list[int]()
+    tell = ring._tell_rounds
+
+    def watch(event: rd.Event) -> None:
+        if isinstance(event, rd.NodeJoined):
+            granted.append(ring._rounds.last_step)
+        tell(event)
+
+    ring._tell_rounds = watch  # type: ignore[method-assign]
+    first = ring.run()
+    assert first.finish == rd.Finish("InterruptedRunError", "node c is back")
+    assert ring._rounds.continues_with == ("c",)
+    saved = next(entry for entry in reversed(first.logged) if isinstance(entry, rd.LogCheckpoint))
+    assert len(trained(first)) == saved.step == max(6, -(-granted[0] // 6) * 6)
+    course = with_owner(ring.plan.course, "c", saved.step // 2, 40)
+    after = Plan(course, plan.placements)
+    second = ring_of(after, rng, recovery=taking_back(plan), start=start_of(after, saved)).run()
+    assert second.finish == rd.Finish("", "")
+    both = dataclasses.replace(first, logged=[*first.logged, *second.logged])
+    assert trained(both) == without_owners(train_items(plan.course), [(0, "c"), (saved.step, "c")])
+    assert len(trained(both)) == course.num_steps > ring.plan.course.num_steps
+
+
+@pytest.mark.parametrize(
+    ("checkpoint_every", "why"),
+    [(6, ""), (38, "the run takes owners back at a checkpoint, and none is left before its end"), (0, "none is left")],
+)
+def test_run_of_all_parameters_goes_on_without_an_owner_that_is_lost_again_or_comes_late(
+    checkpoint_every: int, why: str
+) -> None:
+    """It does not end for an owner that is gone when the checkpoint is through, or without a checkpoint."""
+    rng = random.Random(checkpoint_every)
+    plan = of_all_parameters(rng, checkpoint_every=checkpoint_every)
+    ring, told = without_c(plan, rng), list[str]()
+    ring._notice_s, tell = lambda: 0.0, ring._tell_rounds
+
+    def watch(event: rd.Event) -> None:
+        if isinstance(event, rd.NodeJoined):
+            told.append(ring._rounds.return_reason("c"))
+        tell(event)
+        if isinstance(event, rd.NodeJoined) and not why:
+            ring.lose("c")
+
+    ring._tell_rounds = watch  # type: ignore[method-assign]
+    result = ring.run()
+    assert result.finish == rd.Finish("", "") and ring._rounds.continues_with == ()
+    assert len(told) == 1 and why in told[0] and bool(told[0]) == bool(why)
+    assert trained(result) == without_owners(train_items(plan.course), [(0, "c")])

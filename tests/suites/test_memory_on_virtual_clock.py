@@ -12,6 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from ringtune.costs.memory_estimate import node_memory
+from ringtune.costs.memory_sizes import MemorySettings
 from ringtune.costs.profile import Profile
 from ringtune.run_control import events as rd
 from ringtune.schedule.methods import Everything, Hift, RingAda
@@ -135,7 +136,7 @@ def test_prediction_holds_no_more_than_was_planned(name: str, block: int) -> Non
     for seed in range(block * 7, block * 7 + 7):
         rng = random.Random(seed)
         plan, profile = PREDICTED[name](seed, rng)
-        found = predict(plan, profile, optimizer=rng.choice(["adamw", "sgd"]))
+        found = predict(plan, profile, MemorySettings(rng.choice(["adamw", "sgd"])))
         for node in found.nodes:
             assert node.peak_memory_bytes <= node.needed_bytes, (seed, node)
         assert any(node.peak_memory_bytes for node in found.nodes), seed
@@ -175,7 +176,7 @@ def test_memory_of_what_is_kept_of_turns_is_in_a_prediction_too(seed: int) -> No
     plan = changed(random_plan(rng), copies=False)
     facts = random_profile(plan, rng)
     keeping = changed(plan, copies=True)
-    without, found = (predict(each, facts, optimizer="adamw") for each in (plan, keeping))
+    without, found = (predict(each, facts) for each in (plan, keeping))
     total = 0
     for before, after in zip(without.nodes, found.nodes, strict=True):
         model = facts.by_name[after.node].model

@@ -23,7 +23,7 @@ from sim.ring import RingResult
 from tests.features.plans import moving_plan, with_helpers
 from tests.support.choosing import DrawnTables
 from tests.support.moves import moving_at_random, random_placement, random_slices, with_slices
-from tests.support.plans import make_plan
+from tests.support.plans import changed, make_plan
 from tests.support.recovering_ring import RecoveringRing
 
 SEEDS = pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2))])
@@ -204,6 +204,67 @@ def failing(owners: list[str], due: list[tuple[int, str]], error: str, **values:
 
     ring.when = when
     return ring.run()
+
+
+def disputing(says: Callable[[str], bool], *, fits_without: bool = True) -> tuple[RingResult, list[rd.FindPlacement]]:
+    """A run that loses host c, whose only copy is at d, and has e take it over; nodes that ``says`` accuse d."""
+    plan = make_plan(
+        [("a", 0, 2), ("b", 2, 4), ("c", 4, 6), ("d", 6, 8), ("e", 8, 10)],
+        ["a"],
+        **{**OWNING, "num_blocks": 10, "method": "all"},
+    )
+    asked = list[rd.FindPlacement]()
+    layouts: dict[str, list[Any]] = {
+        "c": [("a", 0, 2), ("b", 2, 4), ("e", 4, 6), ("d", 6, 10)],
+        "ced": [("a", 0, 2), ("b", 2, 10)],
+        "ce": [("a", 0, 2), ("b", 2, 4), ("d", 4, 10)],
+    }
+
+    def place(command: rd.FindPlacement) -> Placement | None:
+        asked.append(command)
+        without = {*command.lost, *command.doubted}
+        if command.doubted and not fits_without:
+            return None
+        slices = next(pieces for nodes, pieces in layouts.items() if {*nodes} == without)
+        return changed(Plan(command.part.course, (command.part.placement,)), slices=slices).placement
+
+    ring = ring_of(plan, random.Random(0), place=place)
+    ring.when = lambda what, node: "c" if len(ring.result.logged) > 20 and not ring.lost else None
+    obey = ring._obey_rounds
+
+    def dispute(command: rd.Command) -> None:
+        sources = {one.node for one in command.sources} if isinstance(command, rd.Move) else set[str]()
+        if isinstance(command, rd.Move) and "d" in sources - {command.node} and says(command.node):
+            number = command.part.placement.placement_number
+            failed = rd.MoveFailed(command.node, number, "IntegrityError", "node d keeps another state", "d")
+            ring._answer_rounds(command.node, failed)
+        else:
+            obey(command)
+
+    ring._obey_rounds = dispute  # type: ignore[method-assign]
+    return ring.run(), asked
+
+
+def test_mover_that_disputes_a_right_copy_leaves_alone() -> None:
+    """A third node takes the copy from its holder, which hosts nothing until then, and stays in the run."""
+    result, asked = disputing(lambda node: node == "e")
+    assert result.finish == rd.Finish("", "") and [one.node for one in own_errors(result)] == ["e"]
+    assert [({*one.lost}, one.doubted) for one in asked] == [({"c"}, ()), ({"c", "e"}, ("d",))]
+    (recovery,) = recoveries(result)
+    assert recovery.lost == ("c", "e") and recovery.part.nodes == ("a", "b")
+    # Where nothing fits without the holder it hosts the blocks
+    result, asked = disputing(lambda node: node == "e", fits_without=False)
+    assert result.finish == rd.Finish("", "")
+    assert [one.doubted for one in asked] == [(), ("d",), ()]
+    assert recoveries(result)[0].part.nodes == ("a", "b", "d")
+
+
+def test_holder_whose_copy_two_nodes_dispute_leaves_in_place_of_the_second() -> None:
+    """Nobody else has the copy, so the run ends, with all three names; the holder's word is not taken."""
+    result, asked = disputing(lambda node: True)
+    assert len(asked) == 2 and [one.node for one in own_errors(result)] == ["e"]
+    why = "node d keeps another state; node e has said so of node d too; no living node has a copy of blocks 4, "
+    assert result.finish is not None and result.finish.message.startswith(why)
 
 
 @pytest.mark.parametrize("error", [*OWN_ERRORS, "TrustError", "AnErrorOfANewerBuild"])

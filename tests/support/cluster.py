@@ -296,7 +296,8 @@ class Nodes:
 class Hold:
     """Keeps the grants of a run back, so that it has not ended when a node has come, or is noticed to be lost.
 
-    It begins in the run's own thread, with the step of this number after the first line of a kind; empty = of all.
+    It begins in the run's own thread, with the step of this number after the first event or line of a kind; empty = of
+    all.
     """
 
     def __init__(self, cluster: Cluster, step: int, *, after: str = "") -> None:
@@ -308,6 +309,8 @@ class Hold:
         """Count the steps of the run."""
         match event.WhichOneof("event"):
             case "metrics_json" if json.loads(event.metrics_json).get("kind") == self._after:
+                self._after = ""
+            case kind if kind == self._after:
                 self._after = ""
             case "step_json" if not self._after:
                 self._left -= 1

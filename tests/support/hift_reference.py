@@ -9,7 +9,7 @@ Source: HiFT, Algorithm 1.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from ringtune.job.job import Job
 from ringtune.models.families import FAMILIES
 from ringtune.schedule.methods.hift import Hift
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StepKind, items, turn_sequence
+from ringtune.schedule.turns import StepKind, Turn, items, turn_sequence
 from tests.support import reference
 from tests.support.tiny_families import ENCODERS, GENERIC, PLUGGED
 
@@ -87,8 +87,12 @@ def train_hift(
     datasets: Mapping[str, OwnerDataset],
     *,
     prepare: Callable[[Any], None] = lambda model: None,
+    turns: Iterable[tuple[Plan, Turn]] | None = None,
 ) -> reference.Trained:
-    """Train one group at a step on the very items of the plan's turns; ``prepare`` changes the model before."""
+    """Train one group at a step on the very items of the plan's turns; ``prepare`` changes the model before.
+
+    ``turns`` are other ones, each with the plan that holds then.
+    """
     state = torch.get_rng_state()
     method = plan.course.method
     assert isinstance(method, Hift)
@@ -101,11 +105,11 @@ def train_hift(
     if always:
         always_optimizer = make([value for unit in sorted(always) for value in units[unit].values()])
     result, at = reference.Trained(model=model), reference.seed_units(model, job)
-    sweeps = -(-plan.course.num_steps // len(groups))
     for dataset in datasets.values():
         dataset.set_labels(plan.course.labels)
-    for turn in turn_sequence(plan.course):
-        for item in items(plan.course, turn) if turn.kind is not StepKind.CHECKPOINT else ():
+    for holding, turn in turns or ((plan, turn) for turn in turn_sequence(plan.course)):
+        sweeps = -(-holding.course.num_steps // len(groups))
+        for item in items(holding.course, turn) if turn.kind is not StepKind.CHECKPOINT else ():
             dataset = datasets[item.owner]
             if item.kind is StepKind.EVALUATE:
                 reference.evaluate(model, job, plan, item, dataset, result)

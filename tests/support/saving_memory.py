@@ -20,7 +20,7 @@ import torch
 
 from coordinator.run.result_files import adapter_folder, result_folder, saved_part
 from edge.checkpoint.shard_saver import Saver
-from edge.machine.resources import keep_freed_memory, peak_rss_bytes, release_memory, reset_peak, rss_bytes
+from edge.machine.resources import peak_rss_bytes, release_memory, reset_peak, return_freed_memory, rss_bytes
 from edge.model.result import load_saved, result_files
 from edge.runtime.executor import NodeExecutor
 from edge.transport import frames
@@ -83,7 +83,8 @@ def main() -> None:
     """Measure all of it."""
     torch.set_num_threads(1)
     decoder_rise_bytes = head_memory.rise_bytes()
-    keep_freed_memory()  # as an agent does
+    # as a node without room for freed memory does: bytes that are held count, and not which free parts of the heap
+    return_freed_memory()
     hello = frames.Hello(run_id=RUN, placement_number=0, source="a", digest="d", wire_dtype="float32")
     with tempfile.TemporaryDirectory(prefix="ringtune-test-") as name:
         folder = Path(name)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from deploy.testbed.network import HUB_ADDRESS, UPLINK, address
-from deploy.testbed.shell import call
+from deploy.testbed.processes import call
 from tests.bench.testbed_runs import set_rate
 from tests.support.board_ring import NAMES, SLICES, BoardRing, small_disk
 

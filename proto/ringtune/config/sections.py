@@ -474,6 +474,8 @@ def learning_rate(train: Train, step: int, num_steps: int) -> float:
 
 
 AUTO_PLACEMENT: Final = "auto"
+MOST_MICROBATCHES: Final = 16
+"""Most micro-batches that the planner chooses."""
 NEVER: Final = "never"
 AutoOrNever = Annotated[str, OneOf((AUTO_PLACEMENT, NEVER))]
 

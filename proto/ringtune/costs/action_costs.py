@@ -35,7 +35,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from ringtune.costs.activation_costs import projected_gain, saving_s, trained_parts
+from ringtune.costs.activation_costs import projected_gains, saving_s, trained_parts
 from ringtune.costs.memory_sizes import embedding_grad_bytes, handed_over_bytes, head_bytes, scores_adapters
 from ringtune.costs.offload_costs import OffloadCosts
 from ringtune.costs.profile import WHOLE_WORKS, LinkFacts, ModelFacts, NodeFacts, Profile, Work, WorkTable, WorkTime
@@ -268,7 +268,7 @@ class CourseCosts:
         self._links = profile.link_by_pair
         self.head_bytes = handed_over_bytes(course, model, optimizer)
         self._head_weight_bytes, self._model = head_bytes(course, model, optimizer)[0], model
-        self._gain = projected_gain(course, model)
+        self._gains = projected_gains(course, model)
         self._offload = OffloadCosts(course, facts[names[0]], helpers) if helpers else None
 
     @staticmethod
@@ -339,7 +339,7 @@ class CourseCosts:
             covered = patterns[first - start : last - start]
             return costs.seconds(op, first, last, size=size, lowest=lowest, kind=kind, patterns=covered)
 
-        return saving_s(action.op, start, action.stop, self._recompute, projected, seconds, gain=self._gain)
+        return saving_s(action.op, start, action.stop, self._recompute, projected, seconds, gains=self._gains)
 
     def tensor_bytes(self, payload: str, boundary: int, size: float) -> float:
         """Payload bytes of a hidden state with its mask, or of a gradient, of ``size`` padded tokens."""

@@ -14,7 +14,7 @@ trained linear layers (``models.kept_inputs``): with a frozen base there are few
 
 A block that is recomputed runs its first forward with a graph too, which is dropped at once, so that both forwards give
 the same bits. VeLoRA lengthens work with a graph by the share e, and shortens the gradients of a block's own weights,
-which take as long as its forward, by the share g (``projected_gain``)::
+which take as long as its forward, by the share g (``projected_gains``)::
 
               none      recompute               velora                         both
     F         GRAPH     GRAPH                   GRAPH (1 + e)                  GRAPH (1 + e)
@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from ringtune.costs.memory_sizes import SavedGraphs, Sizes, gathers_scores, kept_graphs
+from ringtune.costs.memory_sizes import SavedGraphs, Sizes, gathers_scores, kept_graphs, of_blocks
 from ringtune.costs.profile import ModelFacts, Work
 from ringtune.models.kept_inputs import KeptInput
 from ringtune.schedule.actions import Action, Graph, Op
@@ -80,9 +80,9 @@ def graph_terms(
     yield Term(_PART, _INPUT, flying * inputs, tensor)
     yield Term(_PART, "input of a block that is run again", flying * _micros(count, graphs, again), run_again)
     if again:
-        is_projected = len(projected_blocks(course, again)) == len(again)
-        block_bytes = sizes.projected_bytes(tokens) if is_projected else sizes.kept_bytes(tokens)
-        yield Term(_PART, "graph of the block that is run again", 1, round(block_bytes))
+        both = projected_blocks(course, again)
+        each = (sizes.projected_bytes(tokens, block) if block in both else sizes.kept_bytes(tokens) for block in again)
+        yield Term(_PART, "graph of the block that is run again", 1, round(max(each)))
 
 
 def _beginning(course: Course, blocks: Sequence[int], sizes: Sizes) -> list[int]:
@@ -140,8 +140,8 @@ Seconds = Callable[[Op, int, int], float]
 """(op, start, stop) -> seconds over the blocks [start, stop) with policy none."""
 
 
-def projected_gain(course: Course, model: ModelFacts) -> float:
-    """Share g of a block's forward with a graph that VeLoRA saves in its backward.
+def projected_gains(course: Course, model: ModelFacts) -> tuple[float, ...]:
+    """Share g of each block's forward with a graph that VeLoRA saves in its backward.
 
     The gradient of a weight from P numbers per token instead of D inputs takes P / D of the multiplications. With
     adapters g is 0: their matrices take little time. Keys and values count as wide as queries.
@@ -150,7 +150,15 @@ def projected_gain(course: Course, model: ModelFacts) -> float:
     and 32 / 1,536 remain: 0.56 of a forward's are saved, and with 0.77 of its time g is 0.43.
     """
     velora = course.velora
-    return 0.0 if velora is None else min(_gain(velora, inputs, model) for inputs in model.block_inputs)
+    if velora is None:
+        return (0.0,) * model.num_blocks
+    return of_blocks([_gain(velora, inputs, model) for inputs in model.block_inputs], model.num_blocks)
+
+
+def mean_gain(gains: Sequence[float], start: int, stop: int) -> float:
+    """Mean share over the blocks [start, stop), of ``projected_gains``; that of each block where all are equal."""
+    least, most = min(gains[start:stop], default=0.0), max(gains[start:stop], default=0.0)
+    return least if least == most else sum(gains[start:stop]) / (stop - start)
 
 
 def _gain(velora: Velora, inputs: Sequence[KeptInput], model: ModelFacts) -> float:
@@ -173,11 +181,11 @@ def saving_s(
     projected: Sequence[Range],
     seconds: Seconds,
     *,
-    gain: float = 0.0,
+    gains: Sequence[float],
 ) -> float:
     """Additional seconds of an action over blocks [start, stop), compared with policy none; negative if it is shorter.
 
-    ``seconds`` are of an op over some of these blocks, ``gain`` is from ``projected_gain``.
+    ``seconds`` are of an op over some of these blocks, ``gains`` are those of ``projected_gains``.
     """
     if op.graph is Graph.NONE:
         return 0.0
@@ -189,7 +197,8 @@ def saving_s(
         return VELORA_EXTRA * total(Op.FORWARD, projected)
     both = [cut for first, last in projected for cut in within(recompute, first, last)]
     longer_s = VELORA_EXTRA * (total(Op.FORWARD, both) + total(Op.BACKWARD, projected))
-    shorter_s = min(gain * total(Op.FORWARD, projected), total(Op.BACKWARD, projected))
+    gained_s = sum(mean_gain(gains, *cut) * seconds(Op.FORWARD, *cut) for cut in within(projected, start, stop))
+    shorter_s = min(gained_s, total(Op.BACKWARD, projected))
     return total(Op.FORWARD, recompute) + longer_s - shorter_s
 
 

@@ -60,7 +60,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from ringtune.costs.action_costs import NodeCosts, TopShare, micro_sizes, work_points
-from ringtune.costs.activation_costs import again_works, projected_gain, trained_parts
+from ringtune.costs.activation_costs import again_works, mean_gain, projected_gains, trained_parts
 from ringtune.costs.links import KEPT_SAMPLES, Message, Pair, RecordedLinks, has_rate
 from ringtune.costs.profile import BLOCK_WORKS, PART_OF, LinkFacts, NodeFacts, Profile, Work, WorkTable, WorkTime
 from ringtune.schedule.actions import Action, Graph, Op, Scope
@@ -68,7 +68,7 @@ from ringtune.schedule.course import Course
 from ringtune.schedule.lowering import lowest_units, subnet_rows, takes_part
 from ringtune.schedule.operation_tables import patterns_of
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.saved_activations import overlap
+from ringtune.schedule.saved_activations import overlap, within
 from ringtune.schedule.turns import Item, StepKind, Turn, items
 from ringtune.schedule.units import EMBEDDING, Range
 from ringtune.schedule.versions import trained
@@ -227,7 +227,7 @@ class RecordedProfile:
         self._course = course
         self._recompute = tuple(recompute)
         self._projected = course.projected
-        self._gain = projected_gain(course, profile.nodes[0].model)
+        self._gains = projected_gains(course, profile.nodes[0].model)
         self._skipped_items = skipped_items
         self._top = TopShare(course, profile.nodes[0].model) if course.top_tokens else None
         self._take(profile)
@@ -314,13 +314,14 @@ class RecordedProfile:
         count = action.stop - action.start
         share = 1 + VELORA_EXTRA * overlap(self._projected, [(action.start, action.stop)]) / count
         back_s = self._known(node, Work.BACKWARD, size)
-        if action.op is Op.BACKWARD and self._gain and back_s > 0:
+        if action.op is Op.BACKWARD and any(self._gains) and back_s > 0:
             units = trained(self._course, entry.item.kind, entry.item.step)
-            gained = overlap(trained_parts(self._course, self._projected, units), [(action.start, action.stop)])
+            parts = within(trained_parts(self._course, self._projected, units), action.start, action.stop)
+            gained = sum(mean_gain(self._gains, *part) * (part.stop - part.start) for part in parts)
             works = again_works(action, self._recompute, entry.lowest[action.micro])
             graph_s = self._known(node, Work.GRAPH, size)
             whole_s = sum(number * self._known(node, work, size) for work, number in works.items()) or count * back_s
-            share -= min(self._gain * gained * graph_s / whole_s, 0.9)
+            share -= min(gained * graph_s / whole_s, 0.9)
         return share
 
     def _fits(self, action: Action, entry: _OpenItem) -> bool:

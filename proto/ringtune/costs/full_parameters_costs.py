@@ -117,20 +117,23 @@ def step_terms(course: Course, share: Share, sizes: Sizes) -> Iterator[Term]:
     """
     is_alone = share.is_owner and len(course.owners) == 1 and (share.start, share.stop) == (0, course.head)
     micro = 1 if is_alone else len(course.microbatch_sizes())
-    kinds, each = _kinds(course), _graph_bytes(course, sizes)
+    kinds = _kinds(course)
     tensor = round(sizes.tensor_bytes(course.microbatch_sizes()[0] * course.max_length))
-    counts = [_graphs_of(units, course, share) for units in kinds]
-    graphs = [micro * (sum(map(operator.mul, count, each)) + min(1, sum(count[:3])) * tensor) for count in counts]
+    counts, bytes_of = zip(*(_graphs_of(units, course, share, sizes) for units in kinds), strict=True)
+    graphs = [
+        micro * (sum(map(operator.mul, count, each)) + min(1, sum(count[:3])) * tensor)
+        for count, each in zip(counts, bytes_of, strict=True)
+    ]
     spaces = [
-        _work_spaces(units, count, each, course, share, sizes) for units, count in zip(kinds, counts, strict=True)
+        _work_spaces(units, count, each, course, share, sizes)
+        for units, count, each in zip(kinds, counts, bytes_of, strict=True)
     ]
     gradients = [_beside_graphs(units, course, share, sizes) for units in kinds]
     running = [kept + sum(space) + size for kept, space, size in zip(graphs, spaces, gradients, strict=True)]
     fullest = max(range(len(kinds)), key=running.__getitem__)
-    most = counts[fullest]
-    for what, count, size in zip(_GRAPHS, most, each, strict=True):
+    for what, count, size in zip(_GRAPHS, counts[fullest], bytes_of[fullest], strict=True):
         yield Term("activations", what, count * micro, size)
-    yield Term("activations", "input of a micro-batch's graph", min(1, sum(most[:3])) * micro, tensor)
+    yield Term("activations", "input of a micro-batch's graph", min(1, sum(counts[fullest][:3])) * micro, tensor)
     for what, size in zip(_SPACES, spaces[fullest], strict=True):
         yield Term("activations", what, 1, size)
     if share.is_owner and EMBEDDING in _reach(course):
@@ -164,16 +167,6 @@ def _work_spaces(
     return again, block, max(0, head - again - block)
 
 
-def _graph_bytes(course: Course, sizes: Sizes) -> _Graphs:
-    tokens = course.microbatch_sizes()[0] * course.max_length
-    return _Graphs(
-        round(sizes.kept_bytes(tokens)),
-        round(sizes.projected_bytes(tokens)),
-        round(sizes.kept_passing_bytes(tokens)),
-        round(sizes.run_again_bytes(tokens)),
-    )
-
-
 class _Graphs(NamedTuple):
     """Numbers of blocks, or bytes of one: trained, trained with projections, passing gradients on, recomputed."""
 
@@ -192,14 +185,21 @@ _GRAPHS = (
 )
 
 
-def _graphs_of(units: Units, course: Course, share: Share) -> _Graphs:
-    """Count the blocks of a node by kind of graph, at a step that trains these units."""
+def _graphs_of(units: Units, course: Course, share: Share, sizes: Sizes) -> tuple[_Graphs, _Graphs]:
+    """Count the blocks of a node by kind of graph at a step that trains these units, with the mean bytes of a kind."""
     blocks = range(max(share.start, units.lowest), share.stop)
     again = recomputed_blocks(share.recompute, (blocks.start, blocks.stop))
     kept = [block for block in blocks if block not in again]
     trained = [block for block in kept if block in units]
-    projected = len(projected_blocks(course, trained))
-    return _Graphs(len(trained) - projected, projected, len(kept) - len(trained), len(again))
+    projected, tokens = projected_blocks(course, trained), course.microbatch_sizes()[0] * course.max_length
+    saving = sum(round(sizes.projected_bytes(tokens, block)) for block in projected)
+    each = _Graphs(
+        round(sizes.kept_bytes(tokens)),
+        math.ceil(saving / max(1, len(projected))),
+        round(sizes.kept_passing_bytes(tokens)),
+        round(sizes.run_again_bytes(tokens)),
+    )
+    return _Graphs(len(trained) - len(projected), len(projected), len(kept) - len(trained), len(again)), each
 
 
 def resting_units(plan: Plan) -> frozenset[int]:

@@ -36,7 +36,14 @@ from typing import Final
 from ringtune.config.optimizers import update_work_bytes
 from ringtune.costs.activation_costs import graph_terms, recomputed_blocks
 from ringtune.costs.full_parameters_costs import hosted_units, staying_units, step_terms, trained_units, unit_terms
-from ringtune.costs.memory_sizes import SCORE_WORK_BYTES, Sizes, block_scores_bytes, gathers_scores, needs_gradients
+from ringtune.costs.memory_sizes import (
+    SCORE_WORK_BYTES,
+    MemorySettings,
+    Sizes,
+    block_scores_bytes,
+    gathers_scores,
+    needs_gradients,
+)
 from ringtune.costs.memory_terms import MemoryEstimate, NeighbourHosts, Share, passing_bytes
 from ringtune.costs.profile import ModelFacts, NodeFacts
 from ringtune.errors import CapacityError
@@ -279,15 +286,12 @@ _NOT_YET = ("activations", "buffers", "passing")
 
 
 def parts_memory(
-    plan: Plan, facts: Mapping[str, NodeFacts], *, optimizer: str, dtype: str, audit: float = 0.0
+    plan: Plan, facts: Mapping[str, NodeFacts], settings: MemorySettings
 ) -> list[dict[str, MemoryEstimate]]:
-    """Estimate the memory of each node in each placement of a plan, at its fullest moment.
-
-    ``audit`` is the share of cells that are drawn in an audit.
-    """
-    sizes = {node: Sizes.at(plan.course, facts[node], optimizer=optimizer, dtype=dtype) for node in plan.nodes}
+    """Estimate the memory of each node in each placement of a plan, at its fullest moment."""
+    sizes = {node: Sizes.at(plan.course, facts[node], settings) for node in plan.nodes}
     return [
-        {node: memory_estimate(part.course, Share.of(part, node, audit), sizes[node]) for node in part.nodes}
+        {node: memory_estimate(part.course, Share.of(part, node, settings.audit), sizes[node]) for node in part.nodes}
         for part in plan.parts
     ]
 

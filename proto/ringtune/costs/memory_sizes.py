@@ -19,7 +19,7 @@ import math
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from ringtune.config.optimizers import state_bytes
 from ringtune.costs.offload_costs import kinds_of_users, set_bytes
@@ -343,6 +343,27 @@ KERNEL_BYTES: Final = 640 << 10
 """Upper bound of the bytes of such a kernel: measured 0.3 MiB for matrices of width 2,048, 0.6 for width 384."""
 
 
+class MemorySettings(NamedTuple):
+    """Settings of a job, besides its course, on which the memory of its nodes depends.
+
+    Attributes:
+        dtype: of the computation.
+        audit: share of the cells that are drawn in an audit; 0 = none is.
+    """
+
+    optimizer: str = "adamw"
+    dtype: str = "float32"
+    audit: float = 0.0
+
+    @staticmethod
+    def of_job(job: Job) -> MemorySettings:
+        """Return the settings of a job."""
+        return MemorySettings(job.train.optimizer, job.model.dtype, job.audit_share)
+
+
+DEFAULT_SETTINGS: Final[MemorySettings] = MemorySettings()
+
+
 class Sizes:
     """Bytes of the things that a run holds: units, their state, tensors and activations.
 
@@ -477,16 +498,16 @@ class Sizes:
     @staticmethod
     def of_job(job: Job, course: Course, node: NodeFacts) -> Sizes:
         """Build the sizes of a job's run at one node from its facts."""
-        return Sizes.at(course, node, optimizer=job.train.optimizer, dtype=job.model.dtype)
+        return Sizes.at(course, node, MemorySettings.of_job(job))
 
     @staticmethod
-    def at(course: Course, node: NodeFacts, *, optimizer: str, dtype: str) -> Sizes:
+    def at(course: Course, node: NodeFacts, settings: MemorySettings) -> Sizes:
         """Build the sizes of a run at one node from its facts."""
         return Sizes(
             course,
             node.model,
-            optimizer=optimizer,
-            dtype=dtype,
+            optimizer=settings.optimizer,
+            dtype=settings.dtype,
             activation_token_bytes=node.activation_token_bytes,
             data_bytes=node.data_bytes,
             lowest_token_bytes=node.lowest_token_bytes,
@@ -623,7 +644,7 @@ def _vector_values(course: Course, model: ModelFacts) -> int:
     return max(of_pairs, of_layers)  # a block has one or the other
 
 
-def projected_values(course: Course, model: ModelFacts, *, has_dropout: bool) -> list[int]:
+def projected_values(course: Course, model: ModelFacts, *, has_dropout: bool) -> tuple[int, ...]:
     """Values per token that VeLoRA saves in each block; negative if others keep all inputs of its layers.
 
     Example: 3,072 inputs in 32 parts are 32 numbers, so 3,040 values less. Random vectors differ by layer: three layers
@@ -631,9 +652,16 @@ def projected_values(course: Course, model: ModelFacts, *, has_dropout: bool) ->
     """
     velora = course.velora
     if velora is None:
-        return [0] * model.num_blocks
-    found = [
-        model.repeats * sum(kept.saved_values(velora, has_dropout=has_dropout) for kept in inputs)
-        for inputs in model.block_inputs
-    ]
-    return found if len(found) == model.num_blocks else [min(found)] * model.num_blocks
+        return (0,) * model.num_blocks
+    saved = (
+        sum(kept.saved_values(velora, has_dropout=has_dropout) for kept in inputs) for inputs in model.block_inputs
+    )
+    return of_blocks([model.repeats * values for values in saved], model.num_blocks)
+
+
+_Number = TypeVar("_Number", int, float)
+
+
+def of_blocks(values: Sequence[_Number], num_blocks: int) -> tuple[_Number, ...]:
+    """Return a value for each block: those of ``ModelFacts.block_inputs``, or the least of them for all."""
+    return tuple(values) if len(values) == num_blocks else (min(values),) * num_blocks

@@ -472,6 +472,7 @@ class NodeFacts:
         load: runnable threads per core of its machine before it was timed; 0 = unknown.
         rack: board or switch that it shares with other nodes, from its start or its address; empty = unknown.
         packed: its training rows, where ``train.packing`` is set and they were counted.
+        prompt_tokens: of its longest prompt, at most what the model reads before an answer; 0 unless a job only writes.
     """
 
     node: str
@@ -510,6 +511,7 @@ class NodeFacts:
     cut_rows: Amount = 0
     rack: Annotated[Word, LATER] = ""
     packed: Annotated[PackedRows | None, LATER] = None
+    prompt_tokens: Annotated[Amount, LATER] = 0
 
     def __post_init__(self) -> None:
         check_fields(self, where=self.node, error=InvalidInputError)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import re
 import tomllib
 import typing
@@ -185,6 +186,8 @@ def refuse_misplaced(tables: Mapping[str, object]) -> None:
         if homes := [f"[{section}]" for section, keys in sections.items() if key in keys]:
             raise JobError(f"unknown key {full!r}; {key} is a key of {' or '.join(homes)}, write it there")
 
+
+_LOG = logging.getLogger(__name__)
 
 METHOD_SECTIONS = {"unfreeze": Unfreeze, "hift": HiftSettings}
 """Sections of single methods, see ``Method.section``."""
@@ -425,6 +428,23 @@ def with_changes(tables: Mapping[str, Any], overrides: Mapping[str, object]) -> 
     return {name: keys for name, keys in found.items() if keys or name in tables.keys() - dropped}
 
 
+def with_told_changes(tables: Mapping[str, Any], overrides: Mapping[str, object]) -> dict[str, Any]:
+    """Replace values as ``with_changes``, and log which settings of the user that drops, but for alternatives."""
+    found, before = with_changes(tables, overrides), with_changes(tables, {})
+    alternatives = {(name.partition(".")[0], other) for name in overrides for other in _CLEARS.get(name, ())}
+    dropped = [
+        f"{section}.{key}"
+        for section, keys in before.items()
+        if isinstance(keys, Mapping)
+        for key in keys.keys() - found.get(section, {}).keys()
+        if (section, key) not in alternatives
+    ]
+    if dropped:
+        changes = ", ".join(f"{name} = {value!r}" for name, value in overrides.items())
+        _LOG.warning("with %s these settings of the job are dropped: %s", changes, ", ".join(sorted(dropped)))
+    return found
+
+
 def _section_of(method: object) -> str:
     """Name of the section of a method's own settings; empty if it has none, or there is no such method."""
     return method_class(method).section if isinstance(method, str) and method in method_names() else ""
@@ -440,7 +460,7 @@ def load_job(path: str | Path, overrides: Mapping[str, object] | None = None) ->
     """
     path, overrides = Path(path), overrides or {}
     try:
-        tables = with_changes(parse_tables(read_job_text(path), source=str(path)), overrides)
+        tables = with_told_changes(parse_tables(read_job_text(path), source=str(path)), overrides)
     except JobError as error:
         if path.suffix.lower() not in TABLE_SUFFIXES or not path.is_file():
             raise

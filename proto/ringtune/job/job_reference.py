@@ -152,7 +152,7 @@ class ChosenValue(NamedTuple):
     reason: str
 
 
-LANGUAGE_ADAPTER: Final = {"adapter.config": ChosenValue("lora", "usual for language models; PEFT and GGUF have it")}
+LANGUAGE_ADAPTER: Final = {"adapter.config": ChosenValue("lora", "usual for language models; PEFT has it")}
 """The adapter of a new job for one of ``LANGUAGE_TASKS``."""
 
 

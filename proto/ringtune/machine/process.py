@@ -162,6 +162,15 @@ def keep_output() -> TextIO:
     return output
 
 
+def keep_input() -> int:
+    """Return a new descriptor of standard input, which libraries and processes below find empty from now on."""
+    own = sys.stdin.fileno()
+    kept, nothing = os.dup(own), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, own)
+    os.close(nothing)
+    return kept
+
+
 # ---- outputs ----------------------------------------------------------------------------------------
 
 

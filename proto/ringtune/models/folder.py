@@ -20,6 +20,7 @@ Source: the layouts of ``save_pretrained``; the documentation of huggingface_hub
 
 from __future__ import annotations
 
+import difflib
 import functools
 import json
 import math
@@ -42,7 +43,7 @@ from ringtune.models.tokenizer import (
     read_settings_table,
     read_tokenizer_settings,
 )
-from ringtune.storage.gguf import GgufType
+from ringtune.storage.gguf import SUFFIX, GgufType
 from ringtune.storage.strict import is_lfs_pointer, pointer_advice, read_given, read_json
 from ringtune.storage.tensor_files import TensorInfo, read_safetensors_header
 
@@ -452,9 +453,17 @@ def base_tensors(
     return {name: found[name] for name in names}
 
 
+def near_folder(path: Path) -> str:
+    """Name the folder or GGUF file beside ``path`` whose name is nearest; empty if there is none."""
+    beside = [entry.name for entry in path.parent.glob("*") if entry.is_dir() or entry.suffix == SUFFIX]
+    close = difflib.get_close_matches(path.name, sorted(beside), n=1)
+    return f" (did you mean '{path.parent / close[0]}'?)" if close else ""
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.parent.is_dir():
-        what = "is a file, it has to be a folder" if path.parent.exists() else "does not exist"
+        is_file = path.parent.exists()
+        what = "is a file, it has to be a folder" if is_file else f"does not exist{near_folder(path.parent)}"
         raise ModelError(
             f"model folder {path.parent} {what}; model.path (or --model) is a folder on this machine with config.json "
             "and model.safetensors, a GGUF file, or OWNER/NAME of a model on a hub"

@@ -34,7 +34,7 @@ from ringtune.storage.strict import json_digest
 from ringtune.storage.tensor_files import TensorInfo
 from ringtune.texts import shown
 
-INTERLEAVED: Final = ("llama", "mistral", "smollm3")
+INTERLEAVED: Final = ("llama", "mistral", "smollm3", "granite")
 """``model_type`` of models of which llama.cpp has the halves of each head of query and key interleaved."""
 ADDS_ONE: Final = ("gemma", "gemma2", "gemma3_text")
 """``model_type`` of models to whose norms llama.cpp adds 1."""

@@ -156,6 +156,26 @@ def agreed_manifest(found: Mapping[str, ModelManifest]) -> ModelManifest:
     return max(found.values(), key=lambda manifest: (len(manifest.files), manifest.digest))
 
 
+def odd_manifests(found: Mapping[str, ModelManifest]) -> dict[str, ModelError]:
+    """Return the nodes whose model differs from that of more than half of all, each with what differs.
+
+    Empty if all agree, or no model is that of more than half.
+    """
+
+    def difference(node: str, other: str) -> ModelError | None:
+        try:
+            agreed_manifest({name: found[name] for name in {node, other}})
+        except ModelError as error:
+            return error
+        return None
+
+    for node in sorted(found):
+        odd = {other: problem for other in found if (problem := difference(node, other)) is not None}
+        if 2 * len(odd) < len(found):
+            return odd
+    return {}
+
+
 def needed_files(manifest: ModelManifest, *, is_owner: bool) -> tuple[FileEntry, ...]:
     """Return the files that a node needs: the config, and for an owner those to convert rows to tensors."""
     return tuple(file for file in manifest.files if is_owner or file.name == CONFIG_FILE)

@@ -23,6 +23,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, NamedTuple
 
+from ringtune.config.sections import SKIP_OWNER
 from ringtune.errors import IntegrityError, InvalidInputError, PlanError, UsageError
 from ringtune.ids import check_node_name, check_run_id
 from ringtune.job.job import Job
@@ -220,6 +221,15 @@ class Resume:
     def saved_step(self) -> int:
         """The step of the newest checkpoint with shards; -1 = there is none."""
         return max((manifest.step for manifest in self.manifests if manifest.shards), default=-1)
+
+    def returning(self, job: Job) -> tuple[str, ...]:
+        """Names of the owners that are left out, and taken back where they are there when the run is resumed.
+
+        That is a run of all parameters, which can't take them back later without going to disks.
+        """
+        course = self.plan.course
+        is_on = course.method.full_parameters and job.recovery.owners == SKIP_OWNER
+        return tuple(absent.owner.node for absent in course.absent) if is_on else ()
 
     def rest(self, placement_number: int) -> Plan:
         """Return the plan from a placement on: the nodes of those before may be gone.

@@ -112,12 +112,17 @@ class Moved(NamedTuple):
 
 
 class MoveFailed(NamedTuple):
-    """A node can't rest, stop, or move to the placement with this number; ``error`` is the class of the error."""
+    """A node can't rest, stop, or move to the placement with this number; ``error`` is the class of the error.
+
+    ``holder`` is the only node that keeps what this one needs, and has not given it as it was trained; empty = it is
+    something else.
+    """
 
     node: str
     placement_number: int
     error: str
     message: str
+    holder: str = ""
 
 
 # ---- commands: moves -------------------------------------------------------------------------------
@@ -230,12 +235,16 @@ class Halt(NamedTuple):
 
 
 class FindPlacement(NamedTuple):
-    """Find a placement without the lost nodes from ``step`` on; ``PlacementFound`` or ``NoPlacementFound`` answers."""
+    """Find a placement without the lost nodes from ``step`` on; ``PlacementFound`` or ``NoPlacementFound`` answers.
+
+    ``doubted`` are living nodes that it does without, this once.
+    """
 
     placement_number: int
     part: Plan
     lost: tuple[str, ...]
     step: int
+    doubted: tuple[str, ...] = ()
 
 
 class ShowStep(NamedTuple):
@@ -291,11 +300,13 @@ class LogNodeError(NamedTuple):
 class Started(NamedTuple):
     """Begin a run on these nodes, sorted by name.
 
-    ``spare`` are those without rows that no given plan or checkpoint names.
+    ``spare`` are those without rows that no given plan or checkpoint names, ``returning`` owners whose turns are left
+    out until this run. It begins without them if they can't take part.
     """
 
     nodes: tuple[str, ...]
     spare: tuple[str, ...] = ()
+    returning: tuple[str, ...] = ()
 
 
 class Inspected(NamedTuple):

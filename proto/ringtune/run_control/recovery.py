@@ -34,6 +34,8 @@ have stopped and keep the tensors of the last committed turn::
 
 A run that leaves out a lost owner takes it back, once it has joined: no train turn is granted any more, and when every
 open turn is committed all go on from there, in the same placement, with the owner's turns (``migration.with_owner``).
+Where all parameters train no turn is granted after the next checkpoint, the run ends with it, and another one goes on
+from there with the owner's turns.
 """
 
 from __future__ import annotations
@@ -310,6 +312,34 @@ class OwnErrors:
         return next((event for event, _ in reversed(self._open.values()) if event.node in nodes), None)
 
 
+class DisputedCopies:
+    """What nodes say of copies of trained state: a mover says that the only holder has not given one as it was trained.
+
+    One of both is wrong. The mover leaves, as with any error of its own, and the holder hosts nothing in the placement
+    that is searched then, so that a third node fetches the copy and compares its digest::
+
+        mover says    the third says               leaves
+        it differs    nothing: it has moved        the mover
+        it differs    it differs                   the mover, and the holder in place of the third
+
+    So a single node that lies costs the run itself and, where it is the holder, one other node, once.
+    """
+
+    def __init__(self) -> None:
+        self._movers: dict[str, str] = {}
+        self.doubted: tuple[str, ...] = ()
+
+    def take(self, mover: str, holder: str) -> str:
+        """Note what a mover says; return another one that has said the same of the holder, empty = none has."""
+        first = self._movers.setdefault(holder, mover)
+        self.doubted = (holder,) if first == mover else ()
+        return first if first != mover else ""
+
+    def trust(self) -> None:
+        """Let the holder host again: all have moved, or nothing fits without it."""
+        self.doubted = ()
+
+
 MOST_OPENINGS: Final = 5
 """How often links of a node are opened anew within ``OPENINGS_TURNS`` train turns before the run does without it."""
 OPENINGS_TURNS: Final = 50
@@ -505,11 +535,11 @@ class Recovery:
         """Make every living node stop."""
         return [Halt(node, self.placement_number) for node in self._nodes]
 
-    def find_placement(self, part: Plan, gone: tuple[str, ...]) -> Command:
-        """Ask for a placement without the nodes ``gone``."""
+    def find_placement(self, part: Plan, gone: tuple[str, ...], doubted: tuple[str, ...] = ()) -> Command:
+        """Ask for a placement without the nodes ``gone``, and this once without the ``doubted`` ones."""
         self.is_old = False
         plan = part if self.course is None else Plan(self.course, part.placements)
-        return FindPlacement(self.placement_number, plan, gone, self.step)
+        return FindPlacement(self.placement_number, plan, gone, self.step, doubted)
 
     def place(self, before: Plan, placement: Placement, gone: Collection[str] = ()) -> None:
         """Take the placement in which the run continues; raises ``CapacityError`` or ``PlanError``."""

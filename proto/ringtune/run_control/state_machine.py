@@ -36,6 +36,7 @@ from ringtune.errors import (
     ConnectionFailedError,
     DeadlineError,
     IntegrityError,
+    InterruptedRunError,
     PeerLostError,
     PlanError,
     RingTuneError,
@@ -51,6 +52,7 @@ from ringtune.run_control.recovery import (
     RESUME,
     AwaitedNodes,
     BadSteps,
+    DisputedCopies,
     LinkOpenings,
     OwnErrors,
     Recovery,
@@ -70,7 +72,7 @@ from ringtune.schedule.migration import (
     without_owner,
 )
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import ITEMS_AHEAD, Evaluations, StartPoint, StepKind, Turn
+from ringtune.schedule.turns import ITEMS_AHEAD, Evaluations, StartPoint, StepKind, Turn, next_checkpoint
 from ringtune.schedule.versions import unfreezing_steps
 
 TRAINING_PATIENCE: Final = 1.5
@@ -100,6 +102,8 @@ class RunStateMachine:
 
     Attributes:
         excluded: nodes that computed otherwise; they take no part in this run any more.
+        continues_with: owners that are back, where all parameters train: the run has ended with a checkpoint, and
+            another one continues from there with their turns.
     """
 
     def __init__(
@@ -143,10 +147,12 @@ class RunStateMachine:
         self._checking = self._checked = -1  # index of a turn
         self._opened_at: int | None = None  # step to which the run has gone back last because of a lost link
         self._opened_s = 0.0  # when it did so first
-        self._openings = LinkOpenings()
+        self._openings, self._disputed = LinkOpenings(), DisputedCopies()
         self._broken_link: rd.LinkFailed | None = None  # the last one between living nodes
         self._before: Turn | None = None  # the last turn that was granted before the last recovery
         self._returned = list[str]()  # left-out owners that are back, to be taken in at the next turn boundary
+        self._returning: tuple[str, ...] = ()  # those that are there when the run is resumed
+        self.continues_with: tuple[str, ...] = ()
 
     def handle(self, event: rd.Event, now_s: float) -> list[rd.Command]:
         """Take one event at time ``now_s`` (monotonic seconds); return the commands in order.
@@ -158,7 +164,7 @@ class RunStateMachine:
         self._now_s = now_s
         passed = self._handled(lambda: self._dispatch(event))
         held = self._grants.held if self._grants is not None else None
-        if self.phase == "training" and held is not None and held.first_step == self._kept.step:
+        if self.phase == "training" and held is not None and self._may_take_back_before(held):
             passed += self._handled(self._take_back)
         return passed
 
@@ -179,8 +185,8 @@ class RunStateMachine:
 
     def _dispatch(self, event: rd.Event) -> None:
         match event:
-            case rd.Started(nodes, spare):
-                self._nodes, self._spare = nodes, spare
+            case rd.Started(nodes, spare, returning):
+                self._nodes, self._spare, self._returning = nodes, spare, returning
                 self._enter("inspecting")
                 self._commands += [rd.Inspect(node) for node in nodes]
             case rd.Inspected(node, facts):
@@ -420,7 +426,8 @@ class RunStateMachine:
     def _go_on_without(self, event: rd.NodeFailed) -> None:
         """Recover from the loss of a node, or from an error of its own; else end the run if it needs the node."""
         lost = event.lost or event.node
-        if self.phase in ("inspecting", "planning") and self._recovers and event.error == IntegrityError.__name__:
+        can_begin_without = event.error == IntegrityError.__name__ or event.node in self._returning
+        if self.phase in ("inspecting", "planning") and self._recovers and can_begin_without:
             self._begin_without(event)
             return
         if lost in self._gone or (event.lost and self._recovery is not None):
@@ -447,7 +454,7 @@ class RunStateMachine:
         node = event.node
         if node not in self._nodes:
             return
-        if node not in self._spare or self._nodes == (node,):
+        if node not in (*self._spare, *self._returning) or self._nodes == (node,):
             self._fail(event.error, event.message)
             return
         self._nodes = tuple(other for other in self._nodes if other != node)
@@ -579,17 +586,26 @@ class RunStateMachine:
         return tuple(absent.owner.node for absent in self._course.absent) if self.plan is not None else ()
 
     def return_reason(self, node: str) -> str:
-        """Say why an owner whose turns are left out is not taken back; empty if it is, at the next turn boundary."""
+        """Say why an owner whose turns are left out is not taken back; empty if it is, at the next turn boundary.
+
+        Where all parameters train it is at the next checkpoint, with which the run ends for another one to continue.
+        """
         grants = self._grants
         if not self._policy.leaves_out or self._policy.num_steps is None:
             return "recovery.owners is not 'skip'"
-        if not self._goes_back:
+        is_full = self._course.method.full_parameters
+        if not (self._goes_back or is_full):
             return "this plan keeps no copies of the ends of turns (recovery.copies)"
         step, is_over = self.last_step, grants is not None and grants.is_exhausted
         if self._recovery is not None:
             step, is_over = self._recovery.step, is_over and self._recovery.course is None
         if self._drain_reason or is_over or step >= self._course.num_steps:
             return "the last turns of this run are granted already"
+        if is_full:
+            saved = next_checkpoint(self._course, step, after=self._start_point.step if self._start_point else 0)
+            if saved is None:
+                return "the run takes owners back at a checkpoint, and none is left before its end"
+            step = saved
         return return_reason(self._course, node, step, self._whole_num_steps)
 
     @property
@@ -597,11 +613,22 @@ class RunStateMachine:
         num_steps = needed(self._policy.num_steps, "owners come back to a run whose whole length is not known")
         return num_steps([owner.train_rows for owner in self._course.all_owners])
 
+    def _may_take_back_before(self, held: Turn) -> bool:
+        """Whether all that was done before a turn is kept: in memory, or in a checkpoint where all parameters train."""
+        return self._course.method.full_parameters or held.first_step == self._kept.step
+
     def _take_back(self) -> None:
-        """Make all nodes go on from the committed turn in a course with the owners that are back."""
+        """Make all nodes go on from the committed turn in a course with the owners that are back.
+
+        Where all parameters train the run ends, and another one continues from the checkpoint.
+        """
         course, step = self._course, self._kept.step or 0
         owners = [node for node in dict.fromkeys(self._returned) if node in self._nodes]
         self._returned = []
+        if owners and course.method.full_parameters:
+            self.continues_with = tuple(owners)
+            self._fail(InterruptedRunError.__name__, f"node {', '.join(owners)} is back")
+            return
         for node in owners:
             if not return_reason(course, node, step, self._whole_num_steps):
                 course = with_owner(course, node, course.turns_of(step), self._whole_num_steps)
@@ -696,12 +723,18 @@ class RunStateMachine:
             recovery.place(self._required_migration.plan, part.placement, self._gone)  # as it was: nobody is missing
             self._next_stage(recovery)
         else:
-            self._commands.append(recovery.find_placement(part, tuple(sorted(self._gone))))
+            doubted = tuple(node for node in self._disputed.doubted if self._course.owner(node) is None)
+            self._commands.append(recovery.find_placement(part, tuple(sorted(self._gone)), doubted))
 
     def _on_answer(self, recovery: Recovery, event: rd.Event) -> None:
         """Take a node's answer or the placement; move after all have stopped, train after all have moved."""
         match event:
             case rd.MoveFailed(node, placement_number, error, message) if placement_number == recovery.placement_number:
+                holder = event.holder if event.holder in self._nodes else ""
+                if holder and (first := self._disputed.take(node, holder)):
+                    problem = f"{message}; node {first} has said so of node {holder} too"
+                    self._go_on_without(rd.NodeFailed(holder, PeerLostError.__name__, problem))
+                    return
                 if error not in _UNREACHED and node in recovery.returned:  # the others go on without it
                     self._on_node_failed(rd.NodeFailed(node, PeerLostError.__name__, message))
                     return
@@ -715,6 +748,10 @@ class RunStateMachine:
                 recovery.problem = message  # the node that it misses will be missed by all, or time runs out
                 recovery.stuck.append(node)
             case rd.NoPlacementFound(placement_number, error, message) if placement_number == recovery.placement_number:
+                if self._disputed.doubted:
+                    self._disputed.trust()
+                    self._find_placement(recovery)
+                    return
                 lost = [node for node in recovery.lost if node in self._gone]
                 problem = f"node {', '.join(recovery.lost)} is lost, and {message}"
                 if not recovery.is_old and (failed := self._own.of(lost)) is not None:  # not awaited: it is there
@@ -747,6 +784,7 @@ class RunStateMachine:
         before = self._required_migration.plan.course
         self._recovery = None
         self.awaited.end()
+        self._disputed.trust()
         for node, sources in recovery.sources.items():
             self._kept.fetched(node, sources)
         if recovery.step:
@@ -768,7 +806,8 @@ class RunStateMachine:
     def _grant_ahead(self) -> None:
         grants = self._required_grants
         can_go_back = self._kept.step is not None and not self._kept.missing
-        grants.holds = can_go_back and any(node in self._nodes for node in self._returned)
+        takes_back = can_go_back or self._course.method.full_parameters
+        grants.holds = takes_back and any(node in self._nodes for node in self._returned)
         commands = grants.ahead()
         if any(isinstance(command, rd.ChooseOperations) for command in commands):
             self._set_deadline()

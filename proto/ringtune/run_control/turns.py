@@ -325,7 +325,8 @@ class TurnGrants:
         rules: decisions of the techniques of the placement.
         last: the turn that was granted last; None before the first.
         is_exhausted: whether no turn is left to be granted.
-        holds: whether nothing is granted from the next train turn on, with the scores before it.
+        holds: whether nothing is granted from the next train turn on, with the scores before it; where all parameters
+            train, whether nothing is granted after the next checkpoint.
     """
 
     def __init__(
@@ -348,7 +349,7 @@ class TurnGrants:
         self.place(moving.part)
         self._sequence = turn_sequence(self._plan.course, start=start)
         self._next: Turn | None = None
-        self._saved_step = start.step if start else None
+        self._saved_step = self._first_saved = start.step if start else None
         self._since: list[Turn] = []
         self._ahead_of = (0, 0)  # so many turns and items of the sequence were begun twice
 
@@ -382,6 +383,8 @@ class TurnGrants:
         return turn if turn is not None and self._holds_back(turn) else None
 
     def _holds_back(self, turn: Turn) -> bool:
+        if self._plan.course.method.full_parameters:
+            return self.holds and turn.first_step == self._saved_step != self._first_saved
         return self.holds and turn.kind in (StepKind.TRAIN, StepKind.SCORE)
 
     def depth(self, turn: Turn, step: int) -> int:

@@ -154,6 +154,15 @@ def checkpoint_is_due(course: Course, step: int) -> bool:
     return step == course.num_steps or _passes_multiple(course, course.checkpoint_every, step)
 
 
+def next_checkpoint(course: Course, step: int, *, after: int) -> int | None:
+    """Return the first step from ``step`` on, the end of a turn, at which nodes save and turns are left; None if none.
+
+    It comes after step ``after``.
+    """
+    ends = range(step, course.num_steps, course.local_iterations)
+    return next((end for end in ends if end > after and checkpoint_is_due(course, end)), None)
+
+
 def evaluation_is_due(course: Course, step: int) -> bool:
     """Whether the owners evaluate after the turn that ends at ``step``."""
     return step == course.num_steps or _passes_multiple(course, course.eval_every, step)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Collection, Iterable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -78,6 +79,33 @@ class FileJoiner:
         if chunk.last and chunk.sha256 != self._digest.hexdigest():
             raise IntegrityError(f"{self.path} from {self._source} arrived damaged (its digest differs); try again")
         return chunk.last
+
+
+SLOWEST_BYTES_PER_S: Final = 8 << 10
+
+
+def in_time(
+    chunks: Iterable[control_pb2.FileChunk],
+    patience_s: float,
+    *,
+    source: str,
+    now_s: Callable[[], float] = time.monotonic,
+) -> Iterator[control_pb2.FileChunk]:
+    """Pass chunks on that arrive within ``patience_s`` of the first one, and a second more for each 8 KiB.
+
+    A sender of a byte now and then would hold its receiver as long as that waits for more. Raises ``IntegrityError``.
+    """
+    began_s, num_bytes = None, 0
+    for chunk in chunks:
+        began_s = now_s() if began_s is None else began_s
+        num_bytes += len(chunk.chunk)
+        taken_s = now_s() - began_s
+        if taken_s > patience_s + num_bytes / SLOWEST_BYTES_PER_S:
+            raise IntegrityError(
+                f"{source} has sent {num_bytes:,} bytes in {taken_s:.0f} s, less than {SLOWEST_BYTES_PER_S:,} a second "
+                f"after the first {patience_s:g} s; check its link, or go on without it"
+            )
+        yield chunk
 
 
 def write_files(

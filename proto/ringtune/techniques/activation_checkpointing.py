@@ -353,7 +353,7 @@ def extra_share(saving: SliceSaving, kept: Range, facts: Any, *, gain: float = 0
     Example: 2 of 6 blocks run again and a forward takes a third of both directions: 1/9.
 
     ``kept`` are the blocks of the slice that keep activations for their backward. ``gain`` is the seconds that VeLoRA
-    takes off a backward, over those of a forward (``activation_costs.projected_gain``).
+    takes off a backward, over those of a forward (``activation_costs.mean_gain``).
     """
     if kept.start >= kept.stop:
         return 0.0
@@ -577,6 +577,7 @@ def explain_activations(plan: Plan, caps: Any, *, dropout: float = 0.0) -> Activ
 def _slice(plan: Plan, piece: Slice, caps: Any) -> SliceReason:
     node, policy = piece.node, SlicePolicy.of(plan, piece.start, piece.stop)
     saving, facts, asked = planned_saving(plan, piece.start, piece.stop), caps.facts[node], caps.draft.saving
+    kept = caps.kept_blocks(piece.start, piece.stop)
     proposed = 0
     if asked.name == AUTO and policy.recomputed and not asked.may_project:
         with_velora = caps.without_recomputing(plan, node, asked.projected(plan.course)).total_bytes
@@ -588,7 +589,7 @@ def _slice(plan: Plan, piece: Slice, caps: Any) -> SliceReason:
         needed_bytes=caps.estimate(plan, node).total_bytes,
         keeping_bytes=caps.without_recomputing(plan, node, keeping_all(plan.course)).total_bytes,
         budget_bytes=facts.memory_bytes,
-        longer=extra_share(saving, caps.kept_blocks(piece.start, piece.stop), facts, gain=caps.projected_gain(node)),
+        longer=extra_share(saving, kept, facts, gain=caps.projected_gain(node, kept)),
         projected_bytes=proposed,
     )
 

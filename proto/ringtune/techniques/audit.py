@@ -59,9 +59,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
+from ringtune.config.sections import AUTO_PLACEMENT, MOST_MICROBATCHES
 from ringtune.errors import IntegrityError, JobError, PlanError
 from ringtune.models.adapter_config import has_adapter
-from ringtune.quantities import format_seconds
+from ringtune.quantities import format_bytes, format_seconds
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.course import Course
 from ringtune.schedule.lowering import Legs, fit_legs, item_updates, legs
@@ -897,6 +898,24 @@ def settle(first: Finding, second: Finding | None, checker: str) -> Finding:
     return Finding(tuple(dict.fromkeys((*first.nodes, checker, *second.nodes))), f"{first.text}; {second.text}")
 
 
+MAX_TRAIL_BYTES: Final = 6 << 20
+"""Most bytes of a trail as JSON: it goes in one report, and a message has 8 MiB."""
+_ENTRY_BYTES: Final = 100
+"""Most bytes of an entry: a name of up to 29 (``vectors 123456789.65535``), a digest of 64 digits, six signs."""
+
+
+def longest_trail_bytes(course: Course, num_items: int, *, has_helpers: bool) -> int:
+    """Return the most bytes that a node's trail of a turn of so many items has, wherever the blocks are.
+
+    Example: six blocks, four micro-batches, 10 items: 10 x (4 x 9 + 6) + 42 entries of 100 bytes, 46 kB.
+    """
+    blocks, projects = course.num_blocks, course.helper_settings.pairs == VELORA
+    micro = 9 + 2 * bool(course.invertible) + (course.velora is not None)
+    micro += (2 + projects) * blocks * has_helpers
+    per_item = course.microbatches * micro + blocks * (1 + has_helpers)
+    return _ENTRY_BYTES * (num_items * per_item + 6 * (blocks + 1))
+
+
 # ---- jobs ------------------------------------------------------------------------------------------
 
 _LEAVE = "leave [audit] out"
@@ -913,9 +932,22 @@ def check_job(job: Any) -> None:
 
 
 def check_course(job: Any, course: Course, _: Any) -> None:
-    """Refuse a course whose run can't go back to the end of a turn; raises ``PlanError``."""
-    if job.audit is not None and (why := stay_reason(course)):
+    """Refuse a course whose run can't go back to the end of a turn, or with too long turns; raises ``PlanError``."""
+    if job.audit is None:
+        return
+    if why := stay_reason(course):
         raise PlanError(f"[audit] goes back to the last turn that was agreed on, which can't be: {why}; {_LEAVE}")
+    if job.placement.microbatches == AUTO_PLACEMENT:
+        most = max(course.microbatches, min(MOST_MICROBATCHES, course.batch_size))
+        course = replace(course, microbatches=most)
+    has_helpers, num_items = job.offload.is_on, min(course.local_iterations, course.num_steps)
+    fixed, size = (longest_trail_bytes(course, items, has_helpers=has_helpers) for items in (0, num_items))
+    if size > MAX_TRAIL_BYTES:
+        items = (MAX_TRAIL_BYTES - fixed) * num_items // (size - fixed)
+        raise PlanError(
+            f"[audit]: what a node reports of a turn of {num_items:,} steps takes {format_bytes(size)}, one report has "
+            f"room for {format_bytes(MAX_TRAIL_BYTES)}; set train.local_iterations to {items:,} at most, or {_LEAVE}"
+        )
 
 
 def check_plan(job: Any, plan: Plan, model: Any) -> None:
@@ -1021,6 +1053,7 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
 
 TECHNIQUE: Final = Technique(
     name="audit",
+    evaluation_sections={"audit": None},  # without turns of training nothing is repeated
     check_job=check_job,
     check_course=check_course,
     check_plan=check_plan,

@@ -45,7 +45,7 @@ class HiftSettings:
         order: in which a sweep trains the groups; random = shuffled once, by ``train.seed``.
         always_active: units that train at every step and are in no group: ``"embedding"``, ``"head"``, or both.
         state: where the optimizer state of a group is kept until its next step; drop = it is forgotten, and starts at
-            zero again.
+            zero again. On an accelerator memory is the device's, and disk is refused.
     """
 
     group_size: Annotated[int, Bounds(ge=1, le=MAX_UNITS)] = 1

@@ -9,7 +9,8 @@ later one a token of each sequence; a host keeps keys and values of its blocks u
     b               f0 > (last token)         f1 >
 
 So a host keeps those of at most ``at_once`` sequences of ``train.max_length`` + ``max_new_tokens`` tokens, and the plan
-counts them. A longer prompt is cut at its beginning. A sequence that has ended passes as one token under a mask of
+counts them; a run that only writes takes the longest prompt in place of ``train.max_length``, if nodes have the memory.
+A longer prompt is cut at its beginning. A sequence that has ended passes as one token under a mask of
 zeros, which no host computes; it costs a message a hop.
 
 Texts and answers stay at the owner: it reports the sum of ROUGE-L over a turn's sequences, and their number, and keeps
@@ -109,9 +110,16 @@ def generation_of(job: Any) -> Generation | None:
     return Generation(rows=given.rows, max_new_tokens=given.max_new_tokens, at_once=given.at_once, alone=not given.loss)
 
 
-def courses(job: Any, course: Course, nodes: Sequence[Any]) -> tuple[Course]:
-    """Return the course, with the texts that the job asks for."""
-    return (dataclasses.replace(course, generation=generation_of(job)),) if job.generation is not None else (course,)
+def courses(job: Any, course: Course, nodes: Sequence[Any]) -> tuple[Course, ...]:
+    """Return the course, with the texts of the job; before it the one that takes the longest prompt whole."""
+    if job.generation is None:
+        return (course,)
+    course, usual = dataclasses.replace(course, generation=generation_of(job)), job.train.max_length
+    owners = {owner.node for owner in course.owners}
+    longest = max((node.prompt_tokens for node in nodes if node.node in owners), default=0)
+    if job.generation.loss or longest <= usual:
+        return (course,)
+    return tuple(dataclasses.replace(course, max_length=tokens) for tokens in (longest, usual))
 
 
 def check_plan(job: Any, plan: Plan, _: Any) -> None:

@@ -138,8 +138,9 @@ class OperationsSettings:
     def __post_init__(self) -> None:
         """Refuse values out of range, and two ways of saying how much is done."""
         check_fields(self, where="operations", error=JobError)
-        if self.compute is not None and (self.full is not None or self.forward_only is not None):
-            raise JobError("operations.compute and operations.full both say how much is done; keep one")
+        counts = [name for name in ("full", "forward_only") if getattr(self, name) is not None]
+        if self.compute is not None and counts:
+            raise JobError(f"operations.compute and operations.{counts[0]} both say how much is done; keep one")
         if self.forward_only is not None and self.full is None:
             raise JobError("operations.forward_only needs operations.full; add it, 0 if nothing shall be full")
 

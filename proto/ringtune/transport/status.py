@@ -63,7 +63,8 @@ _REMEDIES: Final = {
 _CANCELLED_THERE: Final = ("", "CANCELLED")
 """Details of a call that a stopping server cancelled; a call cancelled by its caller has other details."""
 _CALLS_EXCEEDED: Final = "Concurrent RPC limit exceeded!"
-_DETAILS = re.compile(r"ringtune\.(?P<name>[A-Za-z]+): (?P<message>.*)", re.DOTALL)
+_DETAILS = re.compile(r"ringtune\.(?P<name>[A-Za-z]+)(?:\[(?P<peer>[^]]+)\])?: (?P<message>.*)", re.DOTALL)
+"""Class, other node that may be the cause, and message: ``ringtune.FrameError[e]: node a can't send to node e``."""
 
 
 class WireStatus(NamedTuple):
@@ -77,7 +78,8 @@ def status_of_error(error: BaseException) -> WireStatus:
     """Convert an error to a status; an unforeseen one is described by its class and place."""
     if not isinstance(error, RingTuneError):
         error = internal_error(error)
-    return WireStatus(error.status, _cut(encodable(f"ringtune.{type(error).__name__}: {error}")))
+    peer = f"[{error.peer}]" if error.peer else ""
+    return WireStatus(error.status, _cut(encodable(f"ringtune.{type(error).__name__}{peer}: {error}")))
 
 
 def _cut(text: str) -> str:
@@ -93,7 +95,9 @@ def error_of_status(name: str, details: str, *, peer: str) -> RingTuneError:
     """Convert a status to an error; ``peer`` names the server, for failures of gRPC itself."""
     match = _DETAILS.fullmatch(details)
     if match is not None:
-        return error_from_name(match["name"], match["message"])
+        error = error_from_name(match["name"], match["message"])
+        error.peer = match["peer"] or ""
+        return error
     remedy = _REMEDIES.get(name, "see its log")
     if name == "RESOURCE_EXHAUSTED" and details == _CALLS_EXCEEDED:
         return BusyError(f"{peer} has more calls open than it takes; try again later")

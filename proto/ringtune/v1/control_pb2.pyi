@@ -704,7 +704,7 @@ class RestReply(_message.Message):
     def __init__(self, totals_json: _Optional[str] = ...) -> None: ...
 
 class MoveRequest(_message.Message):
-    __slots__ = ("prepare", "step", "holder", "first_turn", "first_seq", "from_placement_number", "sources", "recovers", "repeats", "head_from", "digests", "others", "other_head")
+    __slots__ = ("prepare", "step", "holder", "first_turn", "first_seq", "from_placement_number", "sources", "recovers", "repeats", "head_from", "digests", "others", "other_head", "takes_holder")
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     HOLDER_FIELD_NUMBER: _ClassVar[int]
@@ -718,6 +718,7 @@ class MoveRequest(_message.Message):
     DIGESTS_FIELD_NUMBER: _ClassVar[int]
     OTHERS_FIELD_NUMBER: _ClassVar[int]
     OTHER_HEAD_FIELD_NUMBER: _ClassVar[int]
+    TAKES_HOLDER_FIELD_NUMBER: _ClassVar[int]
     prepare: PrepareRequest
     step: int
     holder: str
@@ -731,7 +732,8 @@ class MoveRequest(_message.Message):
     digests: _containers.RepeatedCompositeFieldContainer[CopyDigest]
     others: _containers.RepeatedCompositeFieldContainer[SnapshotSource]
     other_head: str
-    def __init__(self, prepare: _Optional[_Union[PrepareRequest, _Mapping]] = ..., step: _Optional[int] = ..., holder: _Optional[str] = ..., first_turn: _Optional[int] = ..., first_seq: _Optional[int] = ..., from_placement_number: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[SnapshotSource, _Mapping]]] = ..., recovers: _Optional[bool] = ..., repeats: _Optional[_Iterable[str]] = ..., head_from: _Optional[str] = ..., digests: _Optional[_Iterable[_Union[CopyDigest, _Mapping]]] = ..., others: _Optional[_Iterable[_Union[SnapshotSource, _Mapping]]] = ..., other_head: _Optional[str] = ...) -> None: ...
+    takes_holder: bool
+    def __init__(self, prepare: _Optional[_Union[PrepareRequest, _Mapping]] = ..., step: _Optional[int] = ..., holder: _Optional[str] = ..., first_turn: _Optional[int] = ..., first_seq: _Optional[int] = ..., from_placement_number: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[SnapshotSource, _Mapping]]] = ..., recovers: _Optional[bool] = ..., repeats: _Optional[_Iterable[str]] = ..., head_from: _Optional[str] = ..., digests: _Optional[_Iterable[_Union[CopyDigest, _Mapping]]] = ..., others: _Optional[_Iterable[_Union[SnapshotSource, _Mapping]]] = ..., other_head: _Optional[str] = ..., takes_holder: _Optional[bool] = ...) -> None: ...
 
 class SnapshotSource(_message.Message):
     __slots__ = ("node", "start", "stop", "sha256")
@@ -746,12 +748,16 @@ class SnapshotSource(_message.Message):
     def __init__(self, node: _Optional[str] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...
 
 class MoveReply(_message.Message):
-    __slots__ = ("hosted_bytes", "fetched_bytes")
+    __slots__ = ("hosted_bytes", "fetched_bytes", "problem", "holder")
     HOSTED_BYTES_FIELD_NUMBER: _ClassVar[int]
     FETCHED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
     hosted_bytes: int
     fetched_bytes: int
-    def __init__(self, hosted_bytes: _Optional[int] = ..., fetched_bytes: _Optional[int] = ...) -> None: ...
+    problem: str
+    holder: str
+    def __init__(self, hosted_bytes: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., problem: _Optional[str] = ..., holder: _Optional[str] = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
     __slots__ = ("run_id", "placement_number", "start", "stop", "is_kept", "step", "is_saved", "attempt", "sha256", "is_head", "node", "is_audit", "audited", "cell")

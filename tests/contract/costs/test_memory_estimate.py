@@ -18,6 +18,7 @@ from ringtune.costs.memory_sizes import (
     ROW_BYTES,
     TOKEN_BYTES,
     VOCABULARY_ENTRY_BYTES,
+    MemorySettings,
     Sizes,
     data_bytes,
     held_bytes,
@@ -59,7 +60,7 @@ def test_memory_of_an_owner_has_its_rows_and_that_of_a_gpu_what_holds_no_tensor(
     plan = _plan([("a", 0, 2), ("b", 2, 4)], ["c"])
     for node, device, data, context in (("b", "cuda", 0, CONTEXT_BYTES), ("c", "cpu", 77, 0)):
         facts = dataclasses.replace(node_facts(plan, node), model=MODEL, device=device, data_bytes=77)
-        sizes = Sizes.at(plan.course, facts, optimizer="adamw", dtype="float32")
+        sizes = Sizes.at(plan.course, facts, MemorySettings("adamw"))
         found = memory_estimate(plan.course, Share.of(plan, node), sizes).parts()
         assert (found["data"], found["device"]) == (data, context)
 
@@ -216,9 +217,7 @@ def test_hosts_keep_what_they_train_and_copies_of_the_host_before_them() -> None
 def test_bytes_of_a_turn_are_those_of_the_blocks_that_a_node_fits() -> None:
     """Block 3 and those of b are fitted for their hosts; block 0 does not train, and a has the head."""
     plan = helped(ring(), {"b": "z", "c": "a"})
-    sizes = Sizes.at(
-        plan.course, dataclasses.replace(node_facts(plan, "a"), model=MODEL), optimizer="adamw", dtype="float32"
-    )
+    sizes = Sizes.at(plan.course, dataclasses.replace(node_facts(plan, "a"), model=MODEL), MemorySettings("adamw"))
     found = [end_of_turn_bytes(plan.course, Share.of(plan, node), sizes) for node in "abcz"]
     assert found == [1 * BLOCK + HEAD, 0, 0, 2 * BLOCK]
 

@@ -9,7 +9,7 @@ import pytest
 
 from ringtune.costs.action_costs import CourseCosts
 from ringtune.costs.memory_estimate import memory_estimate
-from ringtune.costs.memory_sizes import Sizes
+from ringtune.costs.memory_sizes import MemorySettings, Sizes
 from ringtune.costs.memory_terms import Share
 from ringtune.costs.offload_costs import SetBytes, pair_token_bytes, pair_widths, set_bytes, step_traffic
 from ringtune.costs.profile import KindFacts, LinkFacts, ModelFacts, Profile, Work
@@ -126,7 +126,7 @@ def test_pairs_and_activations_are_those_of_the_largest_kind() -> None:
         course = plan.course
         model = dataclasses.replace(_model(course), kinds=(kind,))
         profile = dataclasses.replace(node(plan, "a"), model=model, activation_token_bytes=1000.0)
-        sizes = Sizes.at(course, profile, optimizer="adamw", dtype="float32")
+        sizes = Sizes.at(course, profile, MemorySettings("adamw"))
         assert sizes.kept_bytes(1) == 1000.0 + more
         assert sizes.sent_pair_bytes(1) == 10**6
 

@@ -8,6 +8,7 @@ import tracemalloc
 from ringtune.costs.memory_estimate import memory_estimate
 from ringtune.costs.memory_sizes import (
     SCORE_WORK_BYTES,
+    MemorySettings,
     SavedGraphs,
     Sizes,
     block_scores_bytes,
@@ -51,7 +52,7 @@ def estimate(course: Course, *, start: int = 0, stop: int = 4, adapter: str = "s
     """What a node that hosts [start, stop) and owns nothing needs."""
     facts = node(PLAN, "a")
     facts = dataclasses.replace(facts, shape=dataclasses.replace(facts.shape, adapter=adapter))
-    sizes = Sizes.at(course, facts, optimizer="sgd", dtype="float32")
+    sizes = Sizes.at(course, facts, MemorySettings("sgd"))
     return memory_estimate(course, Share(is_owner=False, start=start, stop=stop, above=4 - stop), sizes)
 
 

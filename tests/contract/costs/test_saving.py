@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 from ringtune.costs.memory_estimate import memory_estimate
-from ringtune.costs.memory_sizes import Sizes
+from ringtune.costs.memory_sizes import MemorySettings, Sizes
 from ringtune.costs.memory_terms import Share
 from ringtune.costs.model_facts import dropout_token_bytes, estimate_activation_token_bytes
 from ringtune.models.kept_inputs import KeptInput
 from ringtune.schedule import operation_tables
 from ringtune.schedule.course import Course
+from ringtune.schedule.methods import Hift
 from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.units import Range
 from tests.support.cases import cases
@@ -40,6 +41,7 @@ def velora(*blocks: tuple[int, int]) -> Course:
 def terms(
     course: Course,
     *recompute: tuple[int, int],
+    unlike: tuple[tuple[KeptInput, ...], ...] = (),
     start: int = 0,
     stop: int = 4,
     lowest_token_bytes: float = 0.0,
@@ -47,13 +49,13 @@ def terms(
 ) -> dict[str, int]:
     """Bytes of activations of a node that hosts [start, stop) and owns nothing, by what they are."""
     facts = node(PLAN, "a")
-    model = dataclasses.replace(facts.model, kept_inputs=INPUTS)
+    model = dataclasses.replace(facts.model, kept_inputs=INPUTS, unlike_inputs=unlike)
     shape = dataclasses.replace(facts.shape, dropout=dropout)
     facts = dataclasses.replace(facts, model=model, lowest_token_bytes=lowest_token_bytes, shape=shape)
     share = Share(
         is_owner=False, start=start, stop=stop, above=4 - stop, recompute=tuple(Range(*one) for one in recompute)
     )
-    found = memory_estimate(course, share, Sizes.at(course, facts, optimizer="sgd", dtype="float32"))
+    found = memory_estimate(course, share, Sizes.at(course, facts, MemorySettings("sgd")))
     return {
         term.what: term.total_bytes
         for term in found.terms
@@ -88,6 +90,16 @@ def test_both_keep_inputs_and_one_graph_with_projections() -> None:
     again = {"input of a block that is run again": 8 * TENSOR}
     assert terms(velora((0, 4)), (0, 4)) == {**again, "graph of the block that is run again": GRAPH - SAVED}
     assert terms(velora((0, 3)), (0, 4)) == {**again, "graph of the block that is run again": GRAPH}
+
+
+def test_each_of_unlike_blocks_saves_what_it_reads() -> None:
+    """The first two blocks save nothing: not their graphs, and not the one that runs again."""
+    unlike, again = ((), (), INPUTS, INPUTS), "graph of the block that is run again"
+    assert terms(velora((0, 4)), (0, 4), unlike=unlike)[again] == GRAPH
+    assert terms(velora((0, 4)), (2, 4), unlike=unlike)[again] == GRAPH - SAVED
+    course = dataclasses.replace(velora((0, 4)), method=Hift(group_size=6))
+    found = terms(course, unlike=unlike)
+    assert found["graph of a block that trains, with projections"] == 4 * 2 * (GRAPH - SAVED // 2)
 
 
 def test_dropout_adds_more_than_either_policy_saves_of_a_frozen_base() -> None:

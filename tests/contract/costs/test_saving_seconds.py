@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from ringtune.costs.action_costs import CourseCosts
-from ringtune.costs.activation_costs import projected_gain, trained_parts
+from ringtune.costs.activation_costs import mean_gain, projected_gains, trained_parts
 from ringtune.costs.profile import Work
 from ringtune.models.kept_inputs import KeptInput
 from ringtune.schedule.actions import Action, Op
@@ -98,16 +98,15 @@ MINILM = dataclasses.replace(profile_of(PLAN).nodes[0].model, hidden_size=384, i
 )
 def test_gain_of_own_weights_is_the_measured_one(layers: tuple[str, ...], measured: float) -> None:
     """A backward that took 1.88 forwards, at 16 x 128 tokens, took so much of its time with projections."""
-    found = projected_gain(dataclasses.replace(WIDE, velora=Velora(blocks=(Range(0, 4),), layers=layers)), MINILM)
-    assert 1 + VELORA_EXTRA - found / 1.88 == pytest.approx(measured, abs=0.02)
+    found = projected_gains(dataclasses.replace(WIDE, velora=Velora(blocks=(Range(0, 4),), layers=layers)), MINILM)
+    assert 1 + VELORA_EXTRA - mean_gain(found, 0, 4) / 1.88 == pytest.approx(measured, abs=0.02)
 
 
 def test_gain_is_of_the_blocks_own_weights_only() -> None:
     """Adapters' matrices take next to no time; without VeLoRA there is no gain."""
     course = dataclasses.replace(WIDE, velora=Velora(blocks=(Range(0, 4),), layers=("adapter_down",)))
     adapters = dataclasses.replace(MINILM, kept_inputs=(KeptInput(layers=("adapter_down",), width=384),))
-    assert projected_gain(course, adapters) == 0.0
-    assert projected_gain(WIDE, MINILM) == 0.0
+    assert projected_gains(course, adapters) == projected_gains(WIDE, MINILM) == (0.0,) * 4
 
 
 def test_seconds_of_own_weights_with_projections_are_shorter() -> None:
@@ -118,6 +117,26 @@ def test_seconds_of_own_weights_with_projections_are_shorter() -> None:
     found = seconds(Op.BACKWARD, 0, 4, **given)  # type: ignore[arg-type]
     assert found == pytest.approx(BACK_LOW + (1 + 2 * LONGER) * BACK - shorter)
     assert seconds(Op.FORWARD, 0, 4, **given) == pytest.approx(LOW + (1 + 2 * LONGER) * GRAPH)  # type: ignore[arg-type]
+
+
+def test_seconds_of_unlike_blocks_are_each_blocks_own() -> None:
+    """Of four blocks only the last projects what its matrices read; it alone is shorter."""
+    reads = (KeptInput(layers=("up",), width=32), KeptInput(layers=("down",), width=128))
+    course = dataclasses.replace(PLAN.course, velora=Velora(blocks=(Range(0, 4),), layers=("down",), parts=8))
+    profile = profile_of(PLAN)
+    model = dataclasses.replace(
+        profile.nodes[0].model, hidden_size=32, intermediate_size=128, unlike_inputs=((), (), (), reads)
+    )
+    gain = 0.77 * 0.5 * (1 - 8 / 128)
+    gains = projected_gains(course, model)
+    assert gains == pytest.approx((0, 0, 0, gain))
+    assert [mean_gain(gains, *piece) for piece in ((0, 3), (2, 4), (4, 4))] == pytest.approx([0, gain / 2, 0])
+    profile = dataclasses.replace(profile, nodes=(dataclasses.replace(profile.nodes[0], model=model),))
+    costs = CourseCosts(course, profile)
+    for start, shorter in ((1, gain * GRAPH), (0, gain * (LOW + 3 * GRAPH) / 4)):
+        back_s = costs.action_s("a", Action(Op.BACKWARD, 0, 0, start, 4), size=0.0, lowest=0, kind=StepKind.TRAIN)
+        whole_s = 3 * BACK + (0 if start else BACK_LOW)
+        assert back_s == pytest.approx(LONGER * whole_s - shorter)
 
 
 def test_projections_are_of_the_group_that_trains() -> None:

@@ -293,6 +293,17 @@ def test_rounds_whose_copies_are_on_disks_end_with_a_lost_host() -> None:
     assert kinds(commands)[-1] == "Finish" and rounds.phase == "failed"
 
 
+@cases(("node", "error"), [("b", ""), ("a", "DataError")])
+def test_rounds_begin_without_an_owner_that_is_back_and_can_not_take_part(node: str, error: str) -> None:
+    """Whatever its error is; that of a node which the run needs ends it."""
+    rounds = RunStateMachine(lambda facts: PLAN.at(0), recovery=RecoveryPolicy())
+    rounds.handle(rd.Started(("a", "b"), (), ("b",)), 0.0)
+    commands = rounds.handle(rd.NodeFailed(node, "DataError", f"node {node} has other rows"), 1.0)
+    assert rd.Release(node, f"node {node} has other rows") in commands
+    assert [command.error for command in commands if isinstance(command, rd.Finish)] == [error] * bool(error)
+    assert (rounds.phase == "inspecting") == (not error)
+
+
 @cases(("placement_number", "finish"), [(0, "PlanError"), (1, "")])
 def test_rounds_of_all_parameters_move_between_two_runs_only(placement_number: int, finish: str) -> None:
     """A plan with a later placement is refused, one of a resumed run that begins in its last placement is not."""

@@ -32,6 +32,7 @@ from ringtune.schedule.turns import (
     hand_overs,
     holder_after,
     items,
+    next_checkpoint,
     row_uses,
     scores_are_due,
     table_is_due,
@@ -270,6 +271,8 @@ def test_checkpoints_are_at_the_boundary_after_every_multiple() -> None:
     """Every third step with turns of two: after steps 4, 6 and at the end, never twice."""
     course = make_plan(RING, ["a"], num_steps=9, local_iterations=2, checkpoint_every=3).course
     assert [step for step in (2, 4, 6, 8, 9) if checkpoint_is_due(course, step)] == [4, 6, 9]
+    rows = [(0, 0, 4), (4, 0, 4), (4, 4, 6), (6, 4, 6), (6, 6, None), (8, 0, None)]  # none is new, or before the end
+    assert [(step, after, next_checkpoint(course, step, after=after)) for step, after, _ in rows] == rows
 
 
 def test_turns_by_rows_of_a_very_long_run_are_counted_at_once() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ringtune.errors import IntegrityError, StorageError
-from ringtune.storage.chunks import CHUNK_BYTES, FileCutter, cut_pieces, write_any_files, write_files
+from ringtune.storage.chunks import CHUNK_BYTES, FileCutter, cut_pieces, in_time, write_any_files, write_files
 from ringtune.storage.pieces import FilePieces
 from ringtune.v1.control_pb2 import FileChunk
 from tests.support.cases import cases
@@ -125,3 +125,19 @@ def test_write_any_files_names_a_disk_that_takes_nothing(tmp_path: Path) -> None
     """What can't be written here is an error of the disk, with its exit code."""
     with pytest.raises(StorageError, match="can't write the files that node pi sent: No such file"):
         write_any_files(chunks(), tmp_path / "none", names=NAMES, max_bytes=LIMIT, source="node pi")
+
+
+def test_chunks_have_to_come_at_the_slowest_rate() -> None:
+    """After 10 s there are 2 s for 16 KiB: at 12 s that is in time, at 12.1 s it is late; empty ones are none."""
+    half, empty = FileChunk(chunk=bytes(8 << 10)), FileChunk()
+
+    def came(*chunks: tuple[FileChunk, float]) -> list[FileChunk]:
+        times = iter([chunks[0][1], *(at_s for _, at_s in chunks)])
+        return list(in_time([chunk for chunk, _ in chunks], 10.0, source="node pi", now_s=times.__next__))
+
+    assert came((half, 100.0), (half, 112.0)) == [half, half]
+    assert came((empty, 100.0), (empty, 110.0)) == [empty, empty]
+    with pytest.raises(IntegrityError, match="node pi has sent 16,384 bytes in 12 s, less than 8,192 a second after"):
+        came((half, 100.0), (half, 112.1))
+    with pytest.raises(IntegrityError, match="has sent 0 bytes in 10 s"):
+        came((empty, 100.0), (empty, 110.1))

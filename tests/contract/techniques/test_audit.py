@@ -21,6 +21,7 @@ from ringtune.schedule.turns import Turn, turn_sequence
 from ringtune.schedule.units import Range
 from ringtune.techniques.audit import (
     EQUAL_BITS,
+    MAX_TRAIL_BYTES,
     NOTHING,
     TAG_KEY,
     AuditSettings,
@@ -43,6 +44,7 @@ from ringtune.techniques.audit import (
     held_differ,
     judge,
     keys_to_keep,
+    longest_trail_bytes,
     micro_order,
     own_tensors,
     question,
@@ -60,9 +62,10 @@ from ringtune.techniques.audit import (
     work_of,
 )
 from ringtune.techniques.offload import helped
+from ringtune.transport.endpoints import MAX_MESSAGE_BYTES
 from tests.support import audit_trails
 from tests.support.cases import cases
-from tests.support.plans import make_plan
+from tests.support.plans import changed, make_plan
 
 PLAN: Final = make_plan(
     [("a", 0, 1), ("b", 1, 2), ("c", 2, 3), ("d", 3, 4)],
@@ -209,6 +212,44 @@ def test_statement_names_peers_and_says_nothing_of_the_other_turns() -> None:
 
 
 HELPED: Final = helped(SMALL, {"a": "z", "b": "z"})
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        PLAN,
+        SMALL,
+        changed(PLAN, invertible=True),
+        changed(SMALL, velora=Velora(blocks=(Range(0, 4),), layers=("down",))),
+        HELPED,
+        helped(PLAN, {"a": "b", "b": "z", "c": "d"}, HelperSettings(pairs="velora")),
+    ],
+    ids=["owners-host", "owner-apart", "invertible", "velora", "helpers", "projected-pairs"],
+)
+def test_trail_of_no_node_is_longer_than_the_course_says(plan: Plan) -> None:
+    """In the turns of each owner, with the longest names that there are; and it is not far from the longest one."""
+    longest, has_helpers = 0, bool(plan.placement.helpers)
+    for turn in itertools.islice(turn_sequence(plan.course), len(plan.course.owners)):
+        late = dataclasses.replace(turn, first_seq=123_000_000)
+        for node in plan.nodes:
+            trail = dict.fromkeys(audit_trails.trail_of(plan, late, node), "ab" * 32)
+            longest = max(longest, len(json.dumps(trail, separators=(",", ":"))))
+    most = longest_trail_bytes(plan.course, turn.num_items, has_helpers=has_helpers)
+    assert longest <= most <= 4 * longest
+
+
+def test_turns_of_which_a_trail_is_longer_than_a_report_are_refused() -> None:
+    """With the number of steps that fits; also where the planner chooses the micro-batches."""
+    assert MAX_TRAIL_BYTES + (1 << 20) < MAX_MESSAGE_BYTES  # with signature, certificate, and short entries
+    long = changed(PLAN, local_iterations=4000, num_steps=4000)
+    with pytest.raises(PlanError, match=r"of 4,000 steps takes 15.\d MiB, one report .* 6.0 MiB; .* to 1,572 at most"):
+        check_plan(job(), long, None)
+    with pytest.raises(PlanError, match="to 1,572 at most"):
+        check_plan(job(), changed(PLAN, local_iterations=1573), None)
+    check_plan(job(), changed(PLAN, local_iterations=1572), None)
+    with pytest.raises(PlanError, match=r"set train\.local_iterations to \d{3} "):
+        check_plan(job(placement__microbatches="auto"), changed(PLAN, local_iterations=1572, batch_size=16), None)
+    check_plan(Job(model=Model(path="m")), long, None)
 
 
 def test_work_of_a_helper_is_drawn_by_micro_batch_and_repeated_by_other_hosts() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ringtune.costs.memory_estimate import memory_estimate
-from ringtune.costs.memory_sizes import KEPT_KERNELS, KERNEL_BYTES, Sizes
+from ringtune.costs.memory_sizes import KEPT_KERNELS, KERNEL_BYTES, MemorySettings, Sizes
 from ringtune.costs.memory_terms import Share
 from ringtune.errors import JobError
 from ringtune.job.job import Job, parse_job
@@ -170,7 +170,7 @@ def test_frozen_weights_are_terms_of_a_node(is_owner: bool) -> None:
         hidden_size=32,
     )
     course = dataclasses.replace(PLAN.course, frozen=INT8)
-    sizes = Sizes.at(course, dataclasses.replace(node(PLAN, "a"), model=model), optimizer="sgd", dtype="float32")
+    sizes = Sizes.at(course, dataclasses.replace(node(PLAN, "a"), model=model), MemorySettings("sgd"))
     found = memory_estimate(course, Share(is_owner=is_owner, start=0, stop=3, above=1), sizes)
     assert {term.what: term.total_bytes for term in found.terms if term.part == "weights"} == {
         "frozen block": 3 * (1_000 + 40 + 200),
@@ -191,6 +191,6 @@ def test_frozen_weights_are_terms_of_a_node(is_owner: bool) -> None:
 def test_products_in_bfloat16_have_room_for_their_kernels(values: dict[str, Any], device: str, kernels: int) -> None:
     """A processor compiles one for each shape; an accelerator's are in the bytes of its context."""
     course, facts = dataclasses.replace(PLAN.course, **values), dataclasses.replace(node(PLAN, "a"), device=device)
-    sizes = Sizes.at(course, facts, optimizer="sgd", dtype="float32")
+    sizes = Sizes.at(course, facts, MemorySettings("sgd"))
     found = memory_estimate(course, Share(is_owner=False, start=0, stop=3, above=1), sizes)
     assert sum(term.total_bytes for term in found.terms if "compiled" in term.what) == kernels * KERNEL_BYTES

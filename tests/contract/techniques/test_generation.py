@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from typing import Any
 
@@ -16,7 +17,7 @@ from ringtune.schedule.actions import Op
 from ringtune.schedule.course import Generation
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, evaluation_turns, items, turn_sequence
-from ringtune.techniques.generation import generation_figures, generation_of
+from ringtune.techniques.generation import courses, generation_figures, generation_of
 from sim.prediction import predict
 from sim.ring import VirtualNode
 from tests.suites.test_recovery_on_virtual_clock import placing, recoveries, ring_of, story
@@ -49,6 +50,21 @@ def test_each_owner_evaluates_and_then_writes_its_texts() -> None:
     alone = changed(plan_of(FIVE), generation=Generation(rows=9, max_new_tokens=3, at_once=9, alone=True)).course
     assert evaluation_turns(course) == 8 and evaluation_turns(alone) == 2
     assert {turn.kind for turn in turn_sequence(alone) if turn.kind.evaluates} == {StepKind.GENERATE}
+
+
+def test_a_run_that_only_writes_takes_the_longest_prompt_whole_if_it_fits() -> None:
+    """A course for that, then the usual one, which needs less memory; the usual one alone where no prompt is longer."""
+    plan = plan_of(FIVE)
+    text = '[model]\npath = "m"\ntask = "causal-lm"\n[train]\nmax_length = 16\n[generation]\nloss = false\n'
+    job, facts = parse_job(text, source="test"), profile_of(plan).by_name
+    told = {"x": 99, "a": 40, "c": 17}  # x owns no rows
+    nodes = [dataclasses.replace(facts[name], prompt_tokens=tokens) for name, tokens in told.items()]
+    ways = courses(job, plan.course, nodes)
+    assert [way.max_length for way in ways] == [40, 16]
+    assert courses(job, ways[0], nodes) == ways
+    assert [way.max_length for way in courses(job, plan.course, nodes[:1])] == [plan.course.max_length]
+    trains = job.with_overrides({"generation.loss": True})
+    assert [way.max_length for way in courses(trains, plan.course, nodes)] == [plan.course.max_length]
 
 
 def test_a_token_is_embedded_after_the_head_has_chosen_it() -> None:

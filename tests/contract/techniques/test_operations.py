@@ -104,7 +104,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
         "operations.full + operations.forward_only is 5, a batch has train.microbatches = 4",
     ),
     ({"policy": "joint", "forward_only": 1}, "operations.forward_only needs operations.full"),
-    ({"policy": "joint", "full": 1, "compute": 0.5}, "both say how much is done; keep one"),
+    ({"policy": "joint", "full": 1, "compute": 0.5}, "operations.full both say how much is done; keep one"),
+    ({"forward_only": 1, "compute": 0.5}, "operations.forward_only both say how much is done; keep one"),
     ({"table": "{}", "heads": 2}, "operations.table has the operations of an earlier run, operations.heads would"),
     ({"table": "{}", "policy": "joint"}, "operations.policy would choose others; remove one of them"),
 ]

@@ -36,9 +36,11 @@ def test_statuses_have_an_error_each() -> None:
 def test_statuses_error_crosses_the_wire_as_itself(cls: type[RingTuneError]) -> None:
     """Class, exit code and message of every error arrive; several lines and non-ASCII included."""
     message = "node jetson-2: 3,100 MiB\nbut has 2,048 MiB: größer"
-    status = statuses.status_of_error(cls(message))
-    error = statuses.error_of_status(*status, peer="node b")
-    assert (type(error), str(error), error.exit_code) == (cls, message, cls.exit_code)
+    for peer in ("", "jetson-3"):  # another node that may be the cause
+        sent = cls(message)
+        sent.peer = peer
+        error = statuses.error_of_status(*statuses.status_of_error(sent), peer="node b")
+        assert (type(error), str(error), error.exit_code, error.peer) == (cls, message, cls.exit_code, peer)
 
 
 def test_statuses_error_that_is_not_ours_is_internal() -> None:

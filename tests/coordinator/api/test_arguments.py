@@ -55,6 +55,16 @@ def test_job_is_read_from_a_file_a_mapping_and_keywords(here: Path) -> None:
         assert made.data.train == str(here / "rows.csv")
 
 
+def test_settings_that_a_change_drops_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Those of another method are; a number of steps takes the place of one of rounds without a word."""
+    job = {"model": {"path": "m"}, "train": {"rounds": 3, "optimizer": "sgd"}, "unfreeze": {"every_steps": 2}}
+    assert read_job(job, {"train.max_steps": 7, "unfreeze.at": [3]}).unfreeze is not None
+    assert not caplog.records
+    assert read_job(job, {"train.method": "all"}).unfreeze is None
+    told = "with train.method = 'all' these settings of the job are dropped: unfreeze.every_steps"
+    assert [record.getMessage() for record in caplog.records] == [told]
+
+
 def test_rows_of_a_run_end_as_they_did_when_it_began(here: Path) -> None:
     """A new run of causal-lm ends its rows; one of before the key goes on without, and one that said no with no."""
     (here / "tiny").mkdir()

@@ -566,7 +566,7 @@ def test_user_has_to_be_named_for_merging_too_where_all_trained_alone(tmp_path: 
     ):
         export_run(run, tmp_path / "out", merge=True)
     with pytest.raises(RingTuneError, match="the base model /srv/carol/models/tiny is not there"):
-        export_run(run, tmp_path / "out", merge=True, user="alice")
+        export_run(run, tmp_path / "out", form="merged", user="alice")
 
 
 def test_sum_that_the_family_can_not_have_is_refused_with_the_remedy(tmp_path: Path) -> None:

@@ -147,6 +147,7 @@ def test_begin_learns_texts_alone_with_a_decoder_only(tmp_path: Path) -> None:
     write_gpt2(tmp_path / "gpt")
     found = begin(WizardOptions(folder=tmp_path, model=str(tmp_path / "gpt")), DefaultAnswers())
     assert (found.task, job_of(found).train.batch_size, job_of(found).adapter.config) == ("causal-lm", 2, "lora")
+    assert found.chosen["adapter.config"].reason == "usual for language models; PEFT has it, and GGUF too"
     phi = {"model_type": "phi3", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 20}
     tensors = {"model.embed_tokens.weight": (20, 8), "model.layers.0.self_attn.qkv_proj.weight": (24, 8)}
     (tmp_path / "phi").mkdir()
@@ -155,6 +156,7 @@ def test_begin_learns_texts_alone_with_a_decoder_only(tmp_path: Path) -> None:
     (tmp_path / "phi/model.safetensors").write_bytes(safetensors_bytes(tensors))
     found = begin(WizardOptions(folder=tmp_path, model=str(tmp_path / "phi")), DefaultAnswers())
     assert (job_of(found).adapter.config, found.task) == ("lora", "causal-lm")
+    assert found.chosen["adapter.config"].reason == "usual for language models; PEFT has it"
     (tmp_path / "plain.txt").write_text("a line\n" * 900, encoding="utf-8")
     wishes = WizardOptions(folder=tmp_path, model=str(tmp_path / "gpt"), data=tmp_path / "plain.txt")
     assert begin(wishes, DefaultAnswers()).task == "causal-lm"

@@ -142,10 +142,13 @@ def test_what_if_says_what_follows_when_nodes_are_lost_at_once(tmp_path: Path) -
     assert hosts["outcome"] == "goes on" and hosts["why"] == "" and "b" not in hosts["layout"].split()
     after = dataclasses.replace(plan.placement, slices=slices_of([("a", 0, 3), ("c", 3, 4)]))
     assert hosts["seconds"] == move_s(plan.placement, after, profile.nodes[0])
-    lines = ringtune("what-if", *pair, "--replan", job, "--lose", "b+d", "--lose", "a+b+c").stdout.splitlines()
+    lines = ringtune(
+        "what-if", *pair, "--replan", job, "--lose", "b+d", "--lose", "a+b+c", "--lose", "a"
+    ).stdout.splitlines()
     assert lines[1].split()[:4] == ["b,", "d", "goes", "on"]
     assert lines[2].split()[3] == "ends" and "no living node has a copy of block 0" in lines[2]
-    assert lines[3].startswith("in 1 of 2 cases")
+    assert lines[3].split()[:7] == ["a", "waits", "for", "a,", "no", "blocks", "move,"]
+    assert lines[4].startswith("in 2 of 3 cases")
     refused = {"any 4": "at most 3 of 4 nodes can be lost", "b+x": "no node 'x'", "a+b+c+d": "no node would be left"}
     for lost, why in refused.items():
         result = ringtune("what-if", *pair, "--replan", job, "--lose", lost)

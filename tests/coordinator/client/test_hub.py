@@ -242,8 +242,13 @@ def test_download_without_a_network_ends_with_a_reason(tmp_path: Path, capsys: p
     """The library is told to stay offline in tests, which is how no network looks; nothing is left in the cache."""
     assert download.main(["acme/mini-v2", "main", str(tmp_path)]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert "cached snapshot" in line or "offline" in line.lower()
+    assert line == f"HF_HUB_OFFLINE forbids to ask the hub {hub_address()}; unset it"
     assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def hub_address() -> str:
+    """Address that the library asks."""
+    return str(importlib.import_module("huggingface_hub").constants.ENDPOINT)
 
 
 class ReadTimeout(OSError):  # noqa: N818 - their name
@@ -264,8 +269,42 @@ def test_download_names_a_hub_that_does_not_answer(
     monkeypatch.setattr(download, "_fetch_from_hub", late)
     assert download.main(["acme/mini-v2", "main", str(tmp_path)]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    hub = importlib.import_module("huggingface_hub").constants.ENDPOINT
-    assert line == f"the hub {hub} did not answer within 20 s; try again, or set HF_ENDPOINT to another one"
+    assert line == f"the hub {hub_address()} did not answer within 20 s; try again, or set HF_ENDPOINT to another one"
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "told"),
+    [
+        ("RepositoryNotFoundError", 401, "has no acme/mini-v2 for you; correct the name, or hf auth login if it is"),
+        ("GatedRepoError", 403, "acme/mini-v2 to who agreed to its terms; agree on its page, and hf auth"),
+        ("RevisionNotFoundError", 404, "acme/mini-v2 has no revision v9 on the hub "),
+        ("HfHubHTTPError", 503, " answers 503 for acme/mini-v2; try again later, or set HF_ENDPOINT to another one"),
+        ("", 0, " can't be reached; check network and HTTPS_PROXY, or set HF_ENDPOINT to another one"),
+    ],
+)
+def test_download_names_the_cause_and_the_remedy(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    status: int,
+    told: str,
+) -> None:
+    """Of the library's own errors, whose texts have several lines and an address for each request."""
+    import requests
+    from huggingface_hub import errors
+
+    answer = requests.Response()
+    answer.status_code = status
+    error = getattr(errors, name)("raw", response=answer) if name else requests.ConnectionError("raw")
+
+    def refused(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(download, "_fetch_from_hub", refused)
+    assert download.main(["acme/mini-v2", "v9", str(tmp_path)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert told in line and hub_address() in line and "raw" not in line
 
 
 def test_fetching_has_a_deadline_and_takes_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

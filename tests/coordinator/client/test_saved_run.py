@@ -12,6 +12,8 @@ import pytest
 
 from coordinator.client.run_folder import read_metrics
 from coordinator.client.saved_run import RunLocation, evaluation_job, read_report, read_run
+from coordinator.run.planning import wire_problem
+from ringtune.costs.memory_sizes import MemorySettings
 from ringtune.errors import IntegrityError, InvalidInputError, RingTuneError, UsageError
 from ringtune.schedule.course import FrozenWeights
 from ringtune.techniques.activation_checkpointing import Memory
@@ -106,6 +108,16 @@ def test_evaluation_packs_no_rows(tmp_path: Path) -> None:
     course = dataclasses.replace(run.plan.course, labels=(), packed=True)
     run = dataclasses.replace(run, job=packed, plan=dataclasses.replace(run.plan, course=course))
     assert not evaluation_job(run, tmp_path / "rows.csv").train.packing
+
+
+def test_evaluation_audits_nothing(tmp_path: Path) -> None:
+    """Nodes need no memory for it, and builds that know no audit evaluate an audited run."""
+    run = read_run(write_run(tmp_path / "run"))
+    run = dataclasses.replace(run, job=run.job.with_overrides({"audit.share": 0.1, "recovery.copies": "next"}))
+    job = evaluation_job(run, None)
+    assert "[audit]" in wire_problem(run.job, run.plan, {"a": 4})
+    assert "[audit]" not in wire_problem(job, run.plan, {"a": 4})
+    assert not MemorySettings.of_job(job).audit
 
 
 @pytest.mark.parametrize(

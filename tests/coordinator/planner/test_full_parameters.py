@@ -21,6 +21,7 @@ from coordinator.planner.ring_costs import ring_costs
 from coordinator.planner.search import plan_of
 from coordinator.planner.step_time import Ring, job_s
 from ringtune.costs.action_costs import CourseCosts
+from ringtune.costs.memory_sizes import MemorySettings
 from ringtune.costs.profile import NodeFacts, Profile, Work
 from ringtune.errors import CapacityError, JobError, PlanError, StorageError
 from ringtune.job.job import Job, parse_job
@@ -324,7 +325,7 @@ def test_copies_of_checkpoints_are_placed_by_the_room_of_the_disks() -> None:
     job = wanted(train__checkpoint_every=10, recovery__copies="next")
     nodes = {name: board(name) for name in "abc"}
     even = made(job, *nodes.values()).plan
-    caps = MemoryCaps(dataclasses.replace(Draft.of(even), optimizer=job.train.optimizer), nodes)
+    caps = MemoryCaps(dataclasses.replace(Draft.of(even), settings=MemorySettings.of_job(job)), nodes)
     room_bytes = caps.disk_of(even, "b").total_bytes - 1
     small = made(job, nodes["a"], dataclasses.replace(nodes["b"], state_free_bytes=room_bytes), nodes["c"]).plan
     assert [piece.num_blocks for piece in even.placement.hosts] == [4, 4, 4]
@@ -336,7 +337,7 @@ def test_placement_of_a_run_that_has_begun_needs_no_room_for_its_checkpoints() -
     job = wanted(hift__state="disk", train__checkpoint_every=10)
     nodes = {name: board(name, rows=rows) for name, rows in (("a", 100), ("b", 100), ("c", 0))}
     plan = made(job, *nodes.values()).plan
-    caps = MemoryCaps(dataclasses.replace(Draft.of(plan), optimizer=job.train.optimizer), nodes)
+    caps = MemoryCaps(dataclasses.replace(Draft.of(plan), settings=MemorySettings.of_job(job)), nodes)
     state_bytes = caps.disk_of(plan, "a").parts()["optimizer state"] + 4 * BLOCK
 
     def placed(free_bytes: int, *, goes_on: bool) -> list[str]:

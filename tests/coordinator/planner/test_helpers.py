@@ -17,7 +17,7 @@ from coordinator.planner.planned import Planned, copy_bytes, measured_time
 from coordinator.planner.replan import PlacementProposal, placed_without, replanned
 from coordinator.planner.what_if import WhatIf
 from coordinator.screen.plan_text import plan_text
-from ringtune.costs.memory_sizes import Sizes
+from ringtune.costs.memory_sizes import MemorySettings, Sizes
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.errors import CapacityError, DataError, JobError, PlanError
 from ringtune.job.job import Job
@@ -160,7 +160,7 @@ def test_auto_is_asked_for_by_a_what_if_that_plans_anew() -> None:
     """``offload`` of a what-if is ``offload.mode`` of the job: auto, off, or who helps whom."""
     profile = nodes(LINEAR_PARAMS, bytes_per_s=1e9)
     bare = planned(profile, "off").plan
-    question = WhatIf(plan=bare, profile=profile, optimizer="adamw", dtype="float32", job=wanted("off"))
+    question = WhatIf(plan=bare, profile=profile, settings=MemorySettings(), job=wanted("off"))
     for value, helper_of in (("auto", {"weak": "strong"}), ("weak=strong", {"weak": "strong"}), ("off", {})):
         assert helpers_by_host(question.after([f"offload={value}"]).plan) == helper_of
     for users in ("alone", "collaboration"):
@@ -216,7 +216,7 @@ def test_copies_of_many_users_have_room_for_the_names_of_their_tensors() -> None
     users = tuple(UserRows(name=f"user-{number}", train_rows=1) for number in range(100))
     known["a"] = dataclasses.replace(known["a"], train_rows=100, users=users)
     course = make_plan(wish, known).plan.course
-    values = Sizes.at(course, known["a"], optimizer=wish.train.optimizer, dtype=wish.model.dtype).snapshot_bytes
+    values = Sizes.at(course, known["a"], MemorySettings.of_job(wish)).snapshot_bytes
     assert copy_limit(copy_bytes(course, known["a"], wish), 8) >= 8 * (values + 100 * 20 * 120)
 
 

@@ -14,7 +14,7 @@ from coordinator.planner.explain import explain, explanation_text
 from coordinator.planner.given_plan import GivenPlan, accept_plan
 from coordinator.planner.judge import plan_job_s, score_pass_s
 from coordinator.planner.make_plan import make_plan
-from coordinator.planner.operations import block_costs, explain_operations, operations_reason_lines
+from coordinator.planner.operations import block_costs, explain_operations
 from coordinator.planner.planned import Planned, guessed_time, measured_time
 from ringtune.costs.action_costs import all_full
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
@@ -425,13 +425,13 @@ def test_scores_are_explained_by_their_seconds_and_when_they_have_paid() -> None
     all_s, some_s = (plan_job_s(one, planned.profile, optimizer="adamw") for one in (all_full(plan), plan))
     saved_s = (all_s - some_s) / steps
     assert saved_s * (reason.paid_after - 1) < reason.score_s <= saved_s * reason.paid_after * (1 + 1e-9)
-    line = operations_reason_lines(reason)[-1]
+    line = reason.lines()[-1]
     assert line.startswith("    scores come on top of all steps: one pass takes ")
     assert f"paid after {reason.paid_after} steps" in line
     drawn = make_plan(CHOSEN.with_overrides({"operations.policy": "random"}), FACTS)
     assert drawn.profile is not None
     without = explain_operations(drawn.plan, drawn.profile)
-    assert without is not None and "scores" not in operations_reason_lines(without)[-1]
+    assert without is not None and "scores" not in without.lines()[-1]
 
 
 def test_pruning_is_explained_by_the_subnets_that_stay() -> None:
@@ -440,7 +440,7 @@ def test_pruning_is_explained_by_the_subnets_that_stay() -> None:
     assert planned.profile is not None
     reason = explain_operations(planned.plan, planned.profile)
     assert reason is not None
-    assert operations_reason_lines(reason)[1] == "    magnitude: 50% of all subnets stay, for all micro-batches"
+    assert reason.lines()[1] == "    magnitude: 50% of all subnets stay, for all micro-batches"
     # No line and no figure of operations
     planned = make_plan(job(), FACTS)
     assert planned.choice is not None
@@ -458,5 +458,5 @@ def test_given_operations_are_explained_by_what_they_save() -> None:
     assert reason is not None
     assert (reason.is_assumed, reason.counts) == (False, ())
     assert [reason.sent, reason.paper_compute, reason.compute] == pytest.approx([0.5, 0.75, 0.75], rel=0.05)
-    (line,) = operations_reason_lines(reason)
+    (line,) = reason.lines()
     assert line.endswith("50% of the bytes of all full (75% and 75% by the paper's count)")

@@ -18,7 +18,7 @@ from coordinator.planner.judge import simulated_steps_s
 from coordinator.planner.make_plan import make_plan, plan_memory, refuse_if_full
 from coordinator.planner.planned import Planned, measured_time
 from coordinator.planner.replan import _of_the_rest, placed_without, replanned
-from coordinator.planner.replicas import neighbours, ranked_layouts, replicas_lines, slices_of_layout
+from coordinator.planner.replicas import neighbours, ranked_layouts, slices_of_layout
 from coordinator.planner.ring_costs import ring_costs
 from coordinator.planner.step_time import layout_step_s, shares_of
 from ringtune.costs import action_costs
@@ -123,7 +123,7 @@ def test_explanation_tells_of_a_few_layouts() -> None:
     """The others are counted; where the job says never, nothing is said of replicas."""
     found = planned(job_of(), (1, 1, 1, 1))
     assert found.replicas is not None
-    lines = replicas_lines(found.replicas, "{:.1f} s".format)
+    lines = found.replicas.lines("{:.1f} s".format)
     assert [line.split(":")[0].strip() for line in lines[:3]] == ["all steps", "second best", "other"]
     assert sum("one host for each block: " in line for line in lines) == 1
     assert lines[-1] == f"  {found.replicas.num_rough - len(found.replicas.judged)} more were simulated"
@@ -147,7 +147,7 @@ def test_replicas_are_not_taken_over_slow_links() -> None:
     ):
         found = planned(job_of(**changes), (1, 1))
         assert found.replicas is not None and reason in found.replicas.why_not
-        assert replicas_lines(found.replicas, str) == [f"  each block has one host: {found.replicas.why_not}"]
+        assert found.replicas.lines(str) == [f"  each block has one host: {found.replicas.why_not}"]
 
 
 def test_faster_hosts_take_more_micro_batches() -> None:

@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +28,7 @@ from ringtune.run_control import events as rd
 from ringtune.run_control.checkpoint import CheckpointManifest, Resume, SavedPart, Shard
 from ringtune.run_control.continuation import job_digest
 from ringtune.schedule.methods.hift import Hift
-from ringtune.schedule.migration import Source
+from ringtune.schedule.migration import Source, with_owner, without_owner
 from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import NONE_DONE, Evaluations
@@ -76,10 +77,11 @@ def choose(
     parts: Mapping[str, Sequence[SavedPart]] = COPIES,
     damaged: Mapping[str, Mapping[int, str]] | None = None,
     more: Sequence[str] = (),
+    measured: Plan | None = None,
     **changes: Any,
 ) -> tuple[ResumePoint | None, tuple[str, ...]]:
     """The choice with these nodes; each has whole shards but for what is damaged."""
-    whole = profile_of(plan, more=more)
+    whole = profile_of(measured or plan, more=more)
     there = dataclasses.replace(whole, nodes=tuple(node for node in whole.nodes if node.node in (*nodes, *more)))
     steps = [one.step for one in manifests]
     problems = {node: {step: (damaged or {}).get(node, {}).get(step, "") for step in steps} for node in nodes}
@@ -139,6 +141,32 @@ def test_run_of_all_parameters_goes_on_from_the_disks_that_are_there() -> None:
     before, after = found.planned.plan.placements
     assert before == plan.placement and "c" not in {piece.node for piece in after.slices}
     assert found.start.evaluations.best is None and "the best result so far, that of step 4, can't be" in found.told
+
+
+def test_run_of_all_parameters_takes_back_an_owner_that_is_there_when_it_is_resumed() -> None:
+    """From another owner's shard; it stays out where it has no room, is not there, or was not to be left out."""
+    whole = make_plan(SLICES, ["a", "b"], num_steps=20, method=Hift())
+    plan = Plan(without_owner(whole.course, "b", 1), whole.placements)
+    known = Evaluations(step=6, best=0.3, best_step=4, waited=1)
+    saved = (manifest(8, plan, evaluations=known),)
+    parts = {node: [SavedPart(4, "", is_best=True)] for node in "acd"}
+    keeps = {"train__keep_best": True, "train__eval_every": 2, "train__max_steps": 20, "train__local_iterations": 2}
+    how: dict[str, Any] = {"plan": plan, "manifests": saved, "parts": parts, **FULL, **keeps}
+    skips = {**how, "measured": whole, "recovery__owners": "skip"}
+    found = chosen("abcd", **skips)
+    after = found.planned.plan
+    assert after == Plan(with_owner(plan.course, "b", 4, 20), plan.placements)
+    assert found.heads == {"a": ("a", "a" * 64), "b": ("a", "a" * 64)} and found.start.holder == "a"
+    assert found.sources is not None and found.sources["c"] == (Source("c", 1, 3, "c" * 64),)
+    assert found.start.evaluations.best is None and found.told.startswith("the run continues from the checkpoint of ")
+    assert "the rows of b are trained again (b has missed 3 turns)" in found.told
+    assert "the part of node b is missing" in found.told
+    for nodes, changes in (("acd", {}), ("abcd", {"recovery__owners": "wait"})):
+        found = chosen(nodes, **{**skips, **changes})
+        assert (found.planned.plan, found.sources, found.told) == (plan, None, "")
+    found = chosen("acd", **{**skips, "measured": plan, "more": ("b",)})  # it has no rows
+    assert (found.planned.plan, found.start.evaluations) == (plan, known)
+    assert found.told.startswith("the rows of b stay left out: node b has 0 training and 0 evaluation rows")
 
 
 @pytest.mark.parametrize("lacking", ["", "c"])
@@ -276,6 +304,28 @@ def test_absent_hosts_are_done_without_and_owners_are_not() -> None:
     stays = AbsentNodes(Resume(plan=stale, manifests=(manifest(8, stale),)), JOB)
     assert stays.instead(["a", "b", "d"], stale.nodes) == ()
     assert "depends on the ring" in stays.need_reason(["c"])
+
+
+@pytest.mark.parametrize(
+    ("is_resumed", "num_shards", "saved", "problem"),
+    [
+        (True, 2, [control_pb2.SavedPart(blocks=range(1 << 16)), *[control_pb2.SavedPart()] * 4095], ""),
+        (True, 3, [], "3 shards and 0 files of 0 blocks beside them; 2, 4,096 and 65,536 are"),
+        (True, 2, [control_pb2.SavedPart()] * 4097, "2 shards and 4,097 files"),
+        (True, 0, [control_pb2.SavedPart(blocks=range(1 << 15))] * 3, "3 files of 98,304 blocks"),
+        (False, 1, [], "1 shards and 0 files of 0 blocks beside them; 0, 0 and"),
+        (False, 0, [control_pb2.SavedPart()], "1 files"),
+    ],
+)
+def test_disk_has_no_more_than_can_be(
+    is_resumed: bool, num_shards: int, saved: list[control_pb2.SavedPart], problem: str
+) -> None:
+    """A node says no more than it was asked of its shards, and a bounded number of files; nothing where it has none."""
+    checkpoints = CheckpointManager("r", JOB, Resume(plan=PLAN, manifests=CHECKPOINTS) if is_resumed else None)
+    states = [control_pb2.ShardState(step=step) for step in range(num_shards)]
+    with pytest.raises(IntegrityError, match=f"node a says .*{problem}") if problem else nullcontext():
+        checkpoints.note_states("a", states, saved)
+    assert ("a" in checkpoints._parts) is not bool(problem)
 
 
 def complaint(node: str) -> rd.NodeFailed:

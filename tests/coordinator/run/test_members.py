@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import queue
 import time
 from collections.abc import Iterator
@@ -330,12 +331,20 @@ def test_run_that_begins_without_owners_asks_those_that_are_there() -> None:
 
 
 def test_report_of_a_former_process_is_refused(cluster: FakeCluster) -> None:
-    """It is told to forget the run, and the user why; what the node says that took its place is taken."""
+    """It is told to forget the run, and the user why; what the node says that took its place is taken.
+
+    Only the report that is taken renews the node's lease.
+    """
     going = Going(cluster)
-    node = cluster.agents["a"]
+    node, coordinator = cluster.agents["a"], cluster.server.coordinator
+    clock: Any = itertools.repeat(coordinator._now_s() + 1.0).__next__
+    coordinator._now_s = clock
+    about: dict[str, Any] = {"run_id": node.run_id, "node": "a", "number": 1}
     with pytest.raises(FrameError, match="another process is node a"):
-        going.driver.report(control_pb2.ReportRequest(run_id=node.run_id, node="a", number=1, instance="old"))
-    going.driver.report(control_pb2.ReportRequest(run_id=node.run_id, node="a", number=1, instance=node.address))
+        coordinator.report(control_pb2.ReportRequest(**about, instance="old"))
+    assert coordinator.silent_for_s("a", node.address) >= 1.0
+    coordinator.report(control_pb2.ReportRequest(**about, instance=node.address))
+    assert coordinator.silent_for_s("a", node.address) == 0.0
     for name in ("z", "y"):  # one note: such names have no end
         with pytest.raises(IntegrityError, match=f"node {name} is not in run .*; start it again"):
             going.driver.report(control_pb2.ReportRequest(run_id=node.run_id, node=name, number=1))

@@ -243,6 +243,22 @@ def test_replanning_forgets_what_it_looked_for_before_a_recovery(monkeypatch: py
     assert not run.replanning._is_thinking and run.replanning._move_s == 0.0
 
 
+def test_recovery_does_without_a_doubted_node_this_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lost one is gone from the profile; the doubted one is not, so that a later placement may have it."""
+    asked = list[tuple[set[str], set[str]]]()
+
+    def place(part: Plan, job: Job, profile: Profile, lost: Sequence[str], effort: object) -> Any:
+        asked.append(({*lost}, {node.node for node in profile.nodes}))
+        return OTHER
+
+    monkeypatch.setattr(migration, "placed_without", place)
+    run, answers = Run(), queue.Queue[Any]()
+    for doubted in (("b",), ()):
+        run.replanning.find_placement(rd.FindPlacement(3, PLAN, ("c",), 2, doubted), answers.put)
+        assert answers.get(timeout=10.0) == rd.PlacementFound(3, OTHER)
+    assert asked == [({"b", "c"}, {"a"}), ({"c"}, {"a", "b"})]
+
+
 def comer() -> tuple[Any, list[LinkFacts]]:
     """A third node, with its links to the others."""
     plan = make_plan([("a", 0, 2), ("b", 2, 3), ("c", 3, 4)], ["a"], num_steps=20, local_iterations=2, method="all")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +15,15 @@ import pytest
 
 from coordinator.run import node_client as file_calls
 from coordinator.run.node_client import AgentCalls, AgreedModel, node_error
-from ringtune.errors import DataError, DeadlineError, IntegrityError, ModelError, PeerLostError, RingTuneError
+from ringtune.errors import (
+    DataError,
+    DeadlineError,
+    FrameError,
+    IntegrityError,
+    ModelError,
+    PeerLostError,
+    RingTuneError,
+)
 from ringtune.models.weights_by_digest import ModelManifest, ModelSource, Offers
 from ringtune.schedule.turns import turn_sequence
 from ringtune.storage.chunks import CHUNK_BYTES, cut_pieces
@@ -109,12 +117,14 @@ def wait_for(event: threading.Event) -> None:
 
 
 @contextmanager
-def calls_to(node: Node, *, lease_s: float) -> Iterator[tuple[AgentCalls, Callable[[], RingTuneError]]]:
+def calls_to(
+    node: Node, *, lease_s: float, wait_s: float = WAIT_S
+) -> Iterator[tuple[AgentCalls, Callable[[], RingTuneError]]]:
     """Calls to a node, and its first failure."""
     failures: queue.SimpleQueue[RingTuneError] = queue.SimpleQueue()
     server = Server("127.0.0.1:0", lambda made: control_pb2_grpc.add_AgentServicer_to_server(node, made))
     calls = AgentCalls(
-        "pi", server.address, "r", lease_s=lease_s, wait_s=WAIT_S, on_failure=lambda _, error: failures.put(error)
+        "pi", server.address, "r", lease_s=lease_s, wait_s=wait_s, on_failure=lambda _, error: failures.put(error)
     )
     try:
         yield calls, lambda: failures.get(timeout=WAIT_S)
@@ -149,6 +159,26 @@ def test_result_may_take_as_long_as_it_comes(tmp_path: Path, monkeypatch: pytest
         )
         found = [heard.get(timeout=WAIT_S) for _ in range(4)]
     assert found == ["progress"] * 3 + [f"{3 * CHUNK_BYTES}"]
+
+
+class Dripping(Node):
+    """Sends a result that never ends, without a byte in any message."""
+
+    def Collect(
+        self, request: control_pb2.CollectRequest, context: grpc.ServicerContext
+    ) -> Iterator[control_pb2.FileChunk]:
+        """Send empty messages until the caller has had enough."""
+        while context.is_active():
+            yield control_pb2.FileChunk(path="totals.json")
+
+
+def test_result_that_never_ends_is_the_failure_of_its_node(tmp_path: Path) -> None:
+    """Empty messages are no progress: they end after ``wait_s``, and the node is named."""
+    with calls_to(Dripping([]), lease_s=60.0, wait_s=0.05) as (calls, failure):
+        calls.collect(control_pb2.CollectRequest(), tmp_path, max_bytes=CHUNK_BYTES, on_result=lambda files: None)
+        error = failure()
+    assert type(error) is IntegrityError
+    assert str(error).startswith("node pi has sent 0 bytes in 0 s, less than 8,192 a second after the first 0.05 s; ")
 
 
 def test_saved_result_may_take_as_long_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,6 +288,10 @@ def test_node_error_keeps_what_the_node_said() -> None:
     error = node_error(said.name, said.details, node="pi", address="x:1")
     assert type(error) is DataError
     assert str(error) == "node pi: train.csv has no rows"
+    refused = FrameError("node pi can't send to node b")
+    refused.peer = "b"
+    said = status_of_error(refused)
+    assert node_error(said.name, said.details, node="pi", address="x:1").peer == "b"
     waited = status_of_error(DeadlineError("node pi waited for b"))
     assert type(node_error(waited.name, waited.details, node="pi", address="x:1")) is DeadlineError
     # A path that contains the node's name does not say which node it is
@@ -464,10 +498,15 @@ class Inspected(control_pb2_grpc.AgentServicer):
 
 
 def inspect_all(
-    nodes: dict[str, Inspected], own: ModelManifest | None = None, refused: Inspected | None = None
+    nodes: dict[str, Inspected],
+    own: ModelManifest | None = None,
+    refused: Inspected | None = None,
+    spare: Mapping[str, list[RingTuneError]] | None = None,
 ) -> list[RingTuneError]:
-    """Inspect nodes at once, after one that takes no part in the run, and return the failures."""
+    """Inspect nodes at once, after one that takes no part in the run, and return the failures; fill ``spare``."""
     models, answers = AgreedModel(lambda: own), queue.SimpleQueue[RingTuneError | None]()
+    if spare is not None:
+        models.may_leave_out(spare, lambda node, error: spare[node].append(error))
     models.expect(nodes)
     with ExitStack() as stack:
 
@@ -514,6 +553,14 @@ def test_run_whose_nodes_have_different_models_is_refused_with_both(tmp_path: Pa
     for part in ("nodes a and b have different models: tensor ", "put the same folder on both"):
         assert part in str(error)
     assert inspect_all({"a": Inspected(folder), "c": Inspected(None)}, refused=Inspected(evil)) == []
+    # Of three copies two agree: a third one is left out where its node may be, else the run is refused with both
+    nodes = {"a": Inspected(evil), "b": Inspected(folder), "c": Inspected(None), "d": Inspected(folder)}
+    left_out: dict[str, list[RingTuneError]] = {"a": [], "d": []}
+    assert inspect_all(nodes, spare=left_out) == []
+    assert nodes["c"].told == ["", ModelSource(folder).manifest.sha256] and not left_out["d"]
+    assert "it has another model than most: nodes a and b have different models: tensor" in str(*left_out["a"])
+    (error,) = inspect_all(nodes, spare={"b": [], "d": []})
+    assert isinstance(error, ModelError) and "nodes a and b have different models" in str(error)
 
 
 def test_manifest_that_can_not_be_read_is_of_its_sender(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

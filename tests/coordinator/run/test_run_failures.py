@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+import queue
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -49,6 +50,7 @@ from ringtune.techniques.offload import helped
 from ringtune.v1 import control_pb2
 from tests.support.fake_agents import CALL_S, MODEL, NO_TIMES, FakeAgent, FakeCluster, job, run
 from tests.support.fake_agents import facts as fake_facts
+from tests.support.plans import make_plan as make_course_plan
 
 
 @pytest.mark.promise("7 bounded memory")
@@ -127,6 +129,43 @@ def test_run_begins_without_a_host_whose_facts_can_not_be(
     assert any(f"node b: {why}" in note and note.endswith("the run begins without node b") for note in outcome.notes)
 
 
+def _models_of(**digests: str) -> dict[str, dict[str, Any]]:
+    """Options of nodes whose models have these digests; c owns no rows."""
+    return {
+        name: {
+            "facts_changes": {"model": dataclasses.replace(MODEL, digest=digest * 64)},
+            "rows": 0 if name > "b" else 4,
+        }
+        for name, digest in digests.items()
+    }
+
+
+def test_run_begins_without_a_host_with_another_model_than_most() -> None:
+    """Two of three agree; the host with the third model has no rows."""
+    agents = _models_of(a="e", b="e", c="f")
+    with FakeCluster(*agents, agents=agents) as cluster:
+        outcome = run(cluster, num_nodes=3)
+        assert cluster.agents["c"].released.wait(CALL_S)
+    assert set(outcome.report["nodes"]) == {"a", "b"}
+    (note,) = [note for note in outcome.notes if note.endswith("the run begins without node c")]
+    assert "node c: it has another model (ffffffffffff…) than node a, b (eeeeeeeeeeee…); copy the same folder" in note
+
+
+@pytest.mark.parametrize(
+    ("digests", "told"),
+    [
+        ({"a": "e", "c": "f"}, "nodes a and c have different models"),
+        ({"a": "f", "b": "e", "c": "e"}, r"node a: it has another model \(f{12}…\) than node b, c \(e{12}…\); copy"),
+        ({"a": "e", "b": "f", "c": "d"}, "nodes a and b have different models"),
+    ],
+)
+def test_run_without_a_majority_or_of_an_owner_with_another_model_ends(digests: dict[str, str], told: str) -> None:
+    """Neither is removed where one is as many as the other, or the run needs its rows."""
+    agents = _models_of(**digests)
+    with FakeCluster(*agents, agents=agents) as cluster, pytest.raises(ModelError, match=told):
+        run(cluster, num_nodes=len(agents))
+
+
 def test_run_without_a_node_whose_facts_can_be_ends_with_the_facts_of_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is left to plan with."""
     tell_facts(monkeypatch, {"memory_bytes": -1})
@@ -175,6 +214,18 @@ def test_run_ends_with_the_error_of_a_node() -> None:
                 run(cluster)
             assert all(agent.released.wait(CALL_S) for agent in cluster.agents.values())
             assert not any(agent.is_finished for agent in cluster.agents.values())
+
+
+@pytest.mark.parametrize(("peer", "lost"), [("c", "c"), ("b", ""), ("x", ""), ("", "")])
+def test_node_that_can_not_prepare_accuses_a_host_of_the_plan_alone(peer: str, lost: str) -> None:
+    """The run goes on without a host that takes no link; without an owner, or a stranger, on nobody's word."""
+    plan = make_course_plan([("a", 0, 2), ("c", 2, 4)], ["a", "b"])
+    driver, queued = object.__new__(RunDriver), queue.SimpleQueue[Any]()
+    driver.without, driver._queue, driver._planned = cast(Any, {}), queued, cast(Any, SimpleNamespace(plan=plan))
+    error = FrameError(f"node a can't send to node {peer}")
+    error.peer = peer
+    driver.node_failed("a", error)
+    assert queued.get_nowait() == rd.NodeFailed("a", "FrameError", str(error), lost)
 
 
 def test_run_ends_when_a_call_fails_by_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -439,6 +490,64 @@ def test_run_of_all_parameters_that_can_not_go_back_says_why(changes: dict[str, 
     """With the remedy."""
     with losing_host(**changes) as (cluster, wanted), pytest.raises(PeerLostError, match=message):
         follow(cluster, wanted)
+
+
+@pytest.mark.parametrize(
+    ("fails_in", "num_runs", "told"),
+    [
+        ("", 3, "the run continues from the checkpoint of step {step}; the rows of b are trained again (b has missed"),
+        ("prepare", 4, "the run goes back to the checkpoint of step {step}: node b: it can't"),
+        ("memory", 2, "node b takes no part in this run: node b needs "),
+    ],
+)
+def test_run_of_all_parameters_takes_a_lost_owner_back_from_its_next_checkpoint(
+    tmp_path: Path, fails_in: str, num_runs: int, told: str
+) -> None:
+    """As another run, with embedding and head from another owner; it goes on without one that can't take its part."""
+    is_back, notes = threading.Event(), list[str]()
+
+    def on_event(event: control_pb2.RunEvent) -> None:
+        coordinator, num_begun = cluster.server.coordinator, len(kept.records())
+        if event.note:
+            notes.append(event.note)
+        if event.WhichOneof("event") == "checkpoint_json" and num_begun == 1:
+            coordinator.leave("b", cluster.agents["b"].address)
+            coordinator.node_failed("b", PeerLostError("node b is lost"))
+        elif event.WhichOneof("event") == "plan_json" and num_begun == 2:
+            cluster.agents["b"]._facts_changes = {"memory_bytes": 500} if fails_in == "memory" else {}
+            joining.submit(cluster.agents["b"].join, "another process")
+        elif event.note.startswith(("node b is back; its rows are", "node b takes no part")):
+            cluster.agents["b"]._fails_at = {fails_in: DataError("it can't")}
+            is_back.set()
+
+    def on_grant(agent: FakeAgent, turns: list[Turn]) -> None:
+        num_begun = len(kept.records())
+        assert num_begun != 2 or is_back.wait(CALL_S)
+        done = [turn for turn in turns if num_begun > 1 or turn.end_step <= 4]
+        agent.stub.Report(agent.report(done), timeout=CALL_S)
+
+    stays: dict[str, Any] = {"has_copies": True, "fails_at": {"collect": ModelError("collected")}}
+    agents: dict[str, dict[str, Any]] = {"a": {**stays, "on_grant": on_grant}, "b": {}}
+    wanted = of_all_parameters(recovery__copies="next", recovery__owners="skip", train__max_steps=48)
+    with FakeCluster(*agents, agents=agents) as cluster, ThreadPoolExecutor(1) as joining:
+        cluster.server.coordinator.kept = kept = RunStore(tmp_path)
+        cluster.server.coordinator.sinks.append(on_event)
+        with pytest.raises(ModelError, match="collected"):
+            follow(cluster, wanted)
+        kept.close()
+        runs, plan, prepared = [*kept.records().values()], cluster.agents["a"].plan, cluster.agents["b"].prepared
+    step = runs[1].saved_step  # 8, or 20 if more turns were granted before it was there
+    told = told.format(step=step)
+    assert len(runs) == num_runs and any(note.startswith(told) for note in notes), notes
+    ends = ["a node was lost", "an owner is back" if num_runs > 2 else "node a: collected"]
+    assert [run.message for run in runs[:2]] == ends
+    assert plan is not None and (plan.owner("b") is None) == bool(fails_in)
+    if not fails_in:
+        assert (prepared.saved.step, prepared.saved.head_from, plan.course.missed) == (
+            step,
+            "a",
+            {"b": (step - 4) // 2 - 1},
+        )
 
 
 def test_run_that_goes_back_waits_for_nodes_that_are_silent_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:

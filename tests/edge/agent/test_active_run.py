@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -45,6 +46,24 @@ def test_message_took_from_its_sending_or_from_the_one_before_it() -> None:
     assert [entry.source for entry in reports.entries] == ["a", "a", "c"]
     assert all(isinstance(entry, Arrived) for entry in reports.entries)
     assert [entry.seconds for entry in reports.entries] == pytest.approx([1.0, 2.0, 3.0])
+
+
+def test_link_that_its_peer_does_not_take_is_an_error_with_the_peer() -> None:
+    """So the coordinator knows that either of both may be its cause."""
+
+    class Refused:
+        def open(self, timeout_s: float) -> None:
+            raise FrameError("not today")
+
+        def close(self) -> None:
+            pass
+
+    active = ActiveRun("r", "a", 0, make_plan([("a", 0, 2), ("b", 2, 4)], ["a"]))
+    backend: Any = SimpleNamespace(connect=lambda active, target, address: Refused())
+    options: Any = SimpleNamespace(name="a", insecure=False)
+    with pytest.raises(FrameError, match="node a can't send to node b: not today") as caught:
+        active_run.open_links(active, options, backend, {"b": "127.0.0.1:1"}, time.monotonic())
+    assert caught.value.peer == "b"
 
 
 def test_many_refused_frames_of_a_peer_are_few_lines_with_a_count(caplog: pytest.LogCaptureFixture) -> None:

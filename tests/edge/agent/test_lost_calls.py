@@ -110,6 +110,24 @@ def test_snapshot_is_fetched_again(
     assert sorted(TensorFile(file, where="it").infos) == ["adapter/1.up", "adapter/2.up"]
 
 
+def test_snapshot_that_never_ends_is_given_up(
+    other: tuple[SnapshotShelf, TurnSnapshots, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages without a byte are no sign of a node that sends: the next source is asked, long before the deadline."""
+
+    def drip(*_: object) -> Iterator[control_pb2.FileChunk]:
+        while True:
+            yield control_pb2.FileChunk(path="blocks-1-3.safetensors")
+
+    monkeypatch.setattr("edge.checkpoint.snapshot_servicer.cut_pieces", drip)
+    _, kept, address = other
+    kept.keep(RUN, 4, "b", file_of(1, 2))
+    deadline_s = time.monotonic() + WAIT_S
+    fetcher = SnapshotFetcher("a", RUN, 0, {"b": address}, deadline_s, lambda node, at: None, lease_s=0.05)
+    with pytest.raises(IntegrityError, match=r"node b at .* has sent 0 bytes in 0 s, less than 8,192 a second after"):
+        fetcher.blocks(Source("b", 1, 3), 4)
+
+
 @FAILURES
 def test_copy_is_given_again_and_kept_once(
     lose: Callable[[str, str], None], other: tuple[SnapshotShelf, TurnSnapshots, str], failure: str

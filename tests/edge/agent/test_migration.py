@@ -17,7 +17,7 @@ import pytest
 from coordinator.run.migration import MigrationDriver
 from edge.agent.active_run import ActiveRun
 from edge.agent.migration import AgentMigration, NextPlacement, read_ahead
-from edge.agent.servicer import _next_placement
+from edge.agent.servicer import AgentServicer, _next_placement
 from edge.checkpoint.snapshot_servicer import SnapshotFetcher, SnapshotServicer
 from edge.checkpoint.snapshots import MigratedState, SnapshotShelf, TurnSnapshots, block_digests, head_digest
 from edge.checkpoint.state_folder import StateFolder
@@ -27,7 +27,7 @@ from edge.weights.weight_fetch import ModelFetcher
 from ringtune.errors import FrameError, IntegrityError, InterruptedRunError, ModelError, PlanError, TrustError
 from ringtune.job.job import Job, Model, parse_job
 from ringtune.models.folder import read_headers
-from ringtune.run_control.events import Move, Prepare
+from ringtune.run_control.events import Move, MoveFailed, Prepare
 from ringtune.schedule.access import CopyBytes
 from ringtune.schedule.migration import Source
 from ringtune.schedule.plan import Plan
@@ -441,6 +441,35 @@ def test_recovery_ends_where_nobody_has_what_was_trained(kept: bytes, source: st
     finally:
         keepers.server.stop(0.0)
     assert type(ended.value) is IntegrityError  # a FrameError would be waited out
+    assert ended.value.peer == ("a" if (source, other) == ("a", "") else "")  # the only one that b has asked
+
+
+@pytest.mark.parametrize("takes_holder", [True, False])
+def test_coordinator_learns_of_which_node_a_copy_is_disputed(takes_holder: bool) -> None:
+    """One of a build that does not read it gets an error, as before."""
+
+    def move(*_: Any, **__: Any) -> None:
+        error = IntegrityError("no node has block 1")
+        error.peer = "a"
+        raise error
+
+    agent: Any = SimpleNamespace(moves=SimpleNamespace(move=move))
+
+    def abort(code: grpc.StatusCode, details: str) -> None:
+        raise FrameError(f"{code.name} {details}")  # as gRPC does, of another class
+
+    context: Any = SimpleNamespace(time_remaining=lambda: 9.0, abort=abort)
+    request = control_pb2.MoveRequest(takes_holder=takes_holder)
+    if not takes_holder:
+        with pytest.raises(FrameError, match=r"DATA_LOSS .*no node has block 1"):
+            AgentServicer(agent).Move(request, context)
+        return
+    reply = AgentServicer(agent).Move(request, context)
+    unused, calls = cast(Any, None), dict.fromkeys("ab", cast(Any, SimpleNamespace(place=lambda number: None)))
+    job = parse_job(TWO_AGENTS_JOB, source="it")
+    driver = MigrationDriver(TWO_AGENTS_PLAN, job, unused, unused, calls, unused, unused, unused, unused)
+    failed = MoveFailed("b", 3, "IntegrityError", "node b: no node has block 1", "a")
+    assert list(driver._moved("b", 3, reply)) == [failed]
 
 
 def test_move_arrives_as_the_coordinator_said_it() -> None:

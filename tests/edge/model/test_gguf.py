@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from coordinator.api import export
 from coordinator.api.export import export_run, model_contents
-from coordinator.api.gguf import gguf_refusal, write_model
+from coordinator.api.gguf import end_tokens, gguf_refusal, modelfile, write_model
 from coordinator.client.saved_run import read_run
 from edge.model import merge
 from edge.model.merge import merge_run
@@ -30,6 +30,7 @@ from ringtune.job.job import load_job
 from ringtune.models.conversations import TEMPLATES
 from ringtune.models.family import CAUSAL_LM, CHAT
 from ringtune.models.folder import read_config, with_old_rope
+from tests.support import chat_models
 from tests.support import whole_models as whole
 from tests.support.chat_models import write_tokenizer
 from tests.support.in_process import calling
@@ -49,6 +50,12 @@ GEMMA_3: dict[str, Any] = {
     "query_pre_attn_scalar": 12,
     "layer_types": ["sliding_attention"] * 4,
     "rope_local_base_freq": 10000.0,
+}
+GRANITE: dict[str, Any] = {
+    "attention_multiplier": 0.5,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.25,
+    "logits_scaling": 4.0,
 }
 SMOLLM_3: dict[str, Any] = {"no_rope_layers": [1, 1, 1, 0]}
 SPECIAL: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -108,7 +115,12 @@ def read_by_hand(path: Path, heads: int, kv_heads: int, *, is_interleaved: bool,
 
 @pytest.mark.parametrize(
     ("model_type", "changes", "is_interleaved", "added"),
-    [("mistral", {}, True, 0.0), ("smollm3", SMOLLM_3, True, 0.0), ("gemma", {}, False, 1.0)],
+    [
+        ("mistral", {}, True, 0.0),
+        ("smollm3", SMOLLM_3, True, 0.0),
+        ("granite", GRANITE, True, 0.0),
+        ("gemma", {}, False, 1.0),
+    ],
 )
 def test_values_are_those_of_the_merged_model(
     tmp_path: Path, model_type: str, changes: dict[str, Any], is_interleaved: bool, added: float
@@ -206,6 +218,12 @@ def test_facts_are_those_of_the_config(tmp_path: Path) -> None:
     assert fields["general.architecture"].contents() == "llama"
     assert fields["llama.context_length"].contents() == 7
     assert fields["llama.block_count"].contents() == 4
+    write_family(tmp_path / "granite", "granite", with_decoder=True, **GRANITE)
+    write_tokenizer(tmp_path / "granite")
+    write_model(tmp_path / "granite", tmp_path / "granite.gguf", name="tiny")
+    fields = gguf.GGUFReader(tmp_path / "granite.gguf").fields
+    names = ("attention.scale", "embedding_scale", "residual_scale", "logit_scale")
+    assert [fields[f"granite.{name}"].contents() for name in names] == list(GRANITE.values())
 
 
 @pytest.mark.parametrize(
@@ -218,6 +236,8 @@ def test_facts_are_those_of_the_config(tmp_path: Path) -> None:
         ("smollm3", {"no_rope_layers": [1, 0, 1, 0]}, "in every fourth layer"),
         ("qwen3", {"attention_bias": True}, "attention_bias adds vectors"),
         ("qwen2", {"rope_scaling": LLAMA_3}, "in Llama only, not in qwen2"),
+        ("granite", {"rope_scaling": LLAMA_3}, "in Llama only, not in granite"),
+        ("phi3", {}, "does not know llama.cpp's form of a phi3"),
     ],
 )
 def test_model_that_llama_cpp_computes_otherwise_is_refused(
@@ -301,6 +321,25 @@ def test_byte_level_tokenizers_have_llama_cpps_name(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=r"no tokenizer like .* use --format gguf-lora") as refused:
             tokenizer_fields(tmp_path, odd)
         assert word in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("template", "stops"),
+    [
+        (chat_models.LLAMA, ["</s>", "<|eot|>"]),
+        (chat_models.GEMMA, ["</s>", "<|end|>"]),
+        (chat_models.QWEN_3, ["</s>", "<|im_end|>"]),
+        (TEMPLATES["chatml"], ["</s>", "<|im_end|>"]),
+        (TEMPLATES["zephyr"], ["</s>"]),
+        ("{{ messages }}", ["</s>"]),
+    ],
+)
+def test_modelfile_stops_where_the_template_ends_an_answer(tmp_path: Path, template: str, stops: list[str]) -> None:
+    """The end of a turn, where that is no end of a text; by the model's own template or a given one."""
+    own = chat_models.write_tokenizer(tmp_path / "own", template)
+    assert end_tokens(own) == end_tokens(chat_models.write_tokenizer(tmp_path / "base"), template) == stops
+    lines = [f'PARAMETER stop "{stop}"' for stop in stops]
+    assert modelfile("./a.gguf", stops=stops).splitlines() == ["FROM ./a.gguf", *lines]
 
 
 def test_pieces_are_scored_by_the_merge_that_makes_them(tmp_path: Path) -> None:

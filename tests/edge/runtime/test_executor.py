@@ -15,7 +15,7 @@ from edge.model.tensor_files import pieces_of
 from edge.runtime import executor as executor_module
 from edge.runtime.executor import NodeExecutor
 from edge.runtime.node_model import host
-from ringtune.errors import DataError, DivergedError, IntegrityError, ModelError, PlanError
+from ringtune.errors import DataError, DivergedError, FrameError, IntegrityError, ModelError, PlanError
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.stages import unit_grad_key
 from ringtune.schedule.turns import StepKind, Turn, items, turn_sequence
@@ -92,6 +92,19 @@ def test_executor_frees_a_graph_after_its_backward(hand: ring.HandRing) -> None:
     assert top.live_bytes() == 0
     with pytest.raises(PlanError, match="nothing to send"):
         top.take_tensor(TensorKey("g", 2, 0, 2))
+
+
+def test_executor_refuses_other_tokens_than_it_has_sent(hand: ring.HandRing) -> None:
+    """A gradient, and a hidden state that enters the head, come back with the tokens of each row that were sent."""
+    _pass_frozen(hand, 4, 0)
+    hidden, mask = hand.nodes["b"].take_tensor(TensorKey("h", 4, 0, 2))
+    short = hidden[:, :-1].contiguous()
+    with pytest.raises(FrameError, match=f"tokens a row, and {hidden.shape[1]} were sent"):
+        hand.nodes["b"].put_tensor(TensorKey("g", 4, 0, 2), short, None)
+    with pytest.raises(FrameError, match=f"tokens a row, and {hidden.shape[1]} were sent"):
+        hand.nodes["a"].put_tensor(TensorKey("h", 4, 0, 4), short, None)
+    hand.nodes["c"].put_tensor(TensorKey("h", 4, 0, 2), short, None if mask is None else mask[:, :-1])
+    hand.nodes["b"].put_tensor(TensorKey("g", 4, 0, 2), hidden, None)
 
 
 def test_executor_refuses_what_has_no_input(hand: ring.HandRing) -> None:

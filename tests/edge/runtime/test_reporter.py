@@ -251,6 +251,19 @@ def test_reporter_stops_when_nobody_wants_the_run() -> None:
     assert reason.startswith("the coordinator refused a report: the coordinator: FAILED_PRECONDITION: ")
 
 
+def test_long_trail_has_a_report_without_other_long_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may take most of a message; a short one goes with all else."""
+    sender = ReportCalls()
+    monkeypatch.setattr(rp.Reporter, "_work", lambda reporter: None)
+    reporter = make_reporter(sender)
+    long = "x" * (1 << 20) + "y"
+    for entry in (rp.Note("n"), rp.AuditTrail(1, "{}"), rp.AuditTrail(2, long), rp.AuditTrail(3, long), rp.TurnDone(3)):
+        reporter.put(entry)
+    assert reporter._deliver()
+    said = [([trail.turn for trail in one.trails], list(one.notes), list(one.turns_done)) for one in sender.requests]
+    assert said == [([1], ["n"], []), ([2], [], []), ([3], [], []), ([], [], [3])]
+
+
 def test_reporter_tells_why_a_report_is_refused_as_too_long() -> None:
     """The error is the node's own, so that the coordinator does not learn of its end by the links of others."""
     refused: list[str] = []

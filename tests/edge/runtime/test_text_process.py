@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import sys
 import threading
 from pathlib import Path
@@ -147,6 +148,7 @@ def test_process_answers_line_by_line_and_ends_with_its_input(
                 return found["ended"]["why"]
 
             assert "ready" in json.loads(next(events))
+            assert select.select([stdin], [], [], 0)[0] and not os.read(stdin.fileno(), 1)  # as a library finds it
             send(id=1, prompt="yes", **(HOW | {"max_new_tokens": 4000}))
             assert "piece" in next(one for one in map(json.loads, events) if "began" not in one)
             send(stop=1)
@@ -155,7 +157,9 @@ def test_process_answers_line_by_line_and_ends_with_its_input(
             assert ended(2) == "length"
         process.join(20)
         assert not process.is_alive()
-    assert text_process.main([words[0], str(tmp_path / "no"), words[2]], sys.stdout) == 7
+    with Path(os.devnull).open() as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        assert text_process.main([words[0], str(tmp_path / "no"), words[2]], sys.stdout) == 7
     assert "error: " in capsys.readouterr().err
 
 

@@ -15,6 +15,7 @@ import torch
 from edge.transport import frames, tensors
 from edge.transport.admission import FrameCheck, KnownTurns, check_hello
 from ringtune.errors import FrameError, TrustError
+from ringtune.schedule.access import CopyBytes
 from ringtune.schedule.actions import Op, Payload, TensorKey
 from ringtune.schedule.course import Generation
 from ringtune.schedule.lowering import legs, possible_arrivals
@@ -208,6 +209,11 @@ def test_checks_let_a_head_pass_to_the_next_initiator_only() -> None:
         header = frames.blob_header(hello(source=source), Payload.HEAD, turn, Pieces.of(b"head"))
         with pytest.raises(FrameError, match="that turn's head goes from"):
             _check(source=source, node=node).admit(header)
+    sizes = CopyBytes(head=4 << 10)  # and 64 KiB for names
+    check = FrameCheck(expectation(node="d", sizes=sizes), "c")
+    large = frames.blob_header(hello(source="c"), Payload.HEAD, 1, Pieces.of(bytes(69_633)))
+    with pytest.raises(FrameError, match="has 69633 bytes, the limit is 69632"):
+        check.admit(large)
     with pytest.raises(FrameError, match="is of turn 1000000000 that is none of turns 0 to 6"):
         _check(source="c", node="d").admit(frames.blob_header(hello(source="c"), Payload.HEAD, 10**9, Pieces.of(b"")))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -117,9 +118,23 @@ def test_frames_with_too_many_bytes_are_dropped() -> None:
     more = frames.pack(None, (memoryview(b"x" * 41),))
     assert assembler.feed(first) == FeedResult()
     assert "more than its 100 bytes" in str(assembler.feed(more).error)
-    assert assembler.feed(more) == FeedResult()
+    assert assembler.feed(more) == FeedResult(is_dropped=True)
     assert gate.revoked == [1]
     assert _data(assembler.feed(_blob(b"good")[0])) == b"good"
+
+
+@pytest.mark.parametrize("piece", [b"", b"x"])
+def test_frames_in_chunks_without_end_are_dropped(piece: bytes) -> None:
+    """Chunks with little or nothing in them take more memory than a payload may: there is a number that is enough."""
+    gate = Gate()
+    assembler = gate.assembler()
+    header = frames.blob_header(hello(), Payload.HEAD, 1, Pieces.of(bytes(1 << 20)))
+    assert assembler.feed(frames.pack(header, (memoryview(b"x"),))) == FeedResult()
+    chunk = b"\x12\x00" if not piece else frames.pack(None, (memoryview(piece),))
+    for _ in range(1024 + 16 - 1):
+        assert assembler.feed(chunk) == FeedResult()
+    assert "in 1041 chunks; it is dropped" in str(assembler.feed(chunk).error)
+    assert gate.revoked == [1]
 
 
 def test_frames_with_a_damaged_blob_are_dropped() -> None:

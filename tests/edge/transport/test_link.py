@@ -274,6 +274,34 @@ def test_link_sink_hears_nothing_after_forget() -> None:
         assert node.sink.came.qsize() == count
 
 
+def test_link_to_a_peer_that_answers_without_end_is_lost() -> None:
+    """Acknowledgements far beyond the frames, and a long one, close the link, which is not opened again."""
+    for acks, why in (
+        ([ring_pb2.Ack(credits=1)] * 1026, "sent 1,025 acknowledgements of 0 messages; the link is closed"),
+        ([ring_pb2.Ack(refusal="no " * 40_000)], "larger than max"),
+    ):
+        with receiver(expectation()) as node, sender(node.address, reopen_s=0.0) as out:
+            run = node.servicer._run
+            assert run is not None
+            link = run.sources["a"].link
+            assert link is not None
+            for ack in acks:
+                link.answer(ack)
+            assert why in out.broken.get(timeout=WAIT_S)[1]
+            assert out.reopened.empty()
+
+
+def test_link_that_is_not_welcomed_names_its_peer() -> None:
+    """Whatever else comes first is an error with words."""
+    out = LinkSender("127.0.0.1:1").link
+    out._take(ring_pb2.Ack(credits=1))
+    error = out._welcome.get(timeout=WAIT_S)
+    assert (type(error), str(error)) == (
+        FrameError,
+        "node b at 127.0.0.1:1 does not welcome the link; use one version on all machines",
+    )
+
+
 def test_link_close_is_quick_with_a_frozen_peer() -> None:
     """Closing does not wait for a peer that does not move, whatever is queued: it ends while the peer is frozen."""
     big = plan(hidden_size=2048, max_length=512)

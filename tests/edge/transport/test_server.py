@@ -23,6 +23,7 @@ from ringtune.v1 import ring_pb2
 from tests.support.wire_parts import (
     WAIT_S,
     LinkSender,
+    Lost,
     RecordingSink,
     TensorCame,
     expectation,
@@ -117,6 +118,16 @@ def test_server_survives_garbage() -> None:
             out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, 0, 2), *hidden())
             while not isinstance(came := node.sink.next(), TensorCame):
                 assert isinstance(came.error, RingTuneError)
+
+
+def test_server_closes_the_link_of_a_node_that_sends_what_nobody_can_use() -> None:
+    """Refused frames, and chunks of them, are read up to a number in a run; then the link is lost, with the reason."""
+    with receiver(expectation(reopen_s=WAIT_S)) as node:
+        for link, count in (("1", 600), ("2", 425)):  # a link that is opened anew has no more
+            raw_acks(node, [hello().message(link), *[b"\xff" * 10, b"\x12\x01x"] * (count // 2), b"\x12\x01x"])
+        while not isinstance(came := node.sink.next(), Lost):
+            pass
+        assert came.reason.startswith("node a sent 1,025 messages that are refused, the last one as: ")
 
 
 def test_refusals_that_nobody_reads_take_no_memory() -> None:

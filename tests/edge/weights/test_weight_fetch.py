@@ -256,6 +256,32 @@ def test_weights_fetch_leaves_a_source_that_brings_nothing(tmp_path: Path, monke
     assert liar.asked == 1
 
 
+class _Drip:
+    """A stub whose stream has nothing; it remembers the time that it was given."""
+
+    timeout_s = 0.0
+
+    def Fetch(self, request: weights_pb2.FetchRequest, *, timeout: float) -> Any:
+        self.timeout_s = timeout
+        return self
+
+    def __iter__(self) -> Iterator[weights_pb2.FetchChunk]:
+        return iter(())
+
+    def cancel(self) -> None:
+        """Be ended."""
+
+
+@pytest.mark.parametrize(("left_s", "given_s"), [(300.0, 150.0), (20.0, 15.0), (5.0, 5.0)])
+def test_weights_stream_of_one_source_leaves_time_for_the_next(left_s: float, given_s: float) -> None:
+    """One that sends a byte now and then has half of the time, or the longest silence."""
+    drip = _Drip()
+    with Sources(["there"]) as sources, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "_stub", lambda address: drip)
+        assert not list(sources._stream("there", (), wanted(timeout_s=left_s, idle_s=15.0)))
+    assert drip.timeout_s == pytest.approx(given_s, rel=0.01)
+
+
 @pytest.mark.promise("6 every wait ends")
 def test_weights_fetch_ends_at_its_deadline_and_when_it_is_stopped(tmp_path: Path) -> None:
     """And says that what came is kept; a released run does not wait for a hanging source."""
