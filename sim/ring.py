@@ -180,11 +180,11 @@ class VirtualNode:
         self.handled: list[Handled] = []
         self.peak_inbox = 0
         self.is_running = False
-        self.commands: list[ev.Command] = []  # what the engine said last
-        self.last_s: dict[str, float] = {}  # when the last message of each source came
-        self.ends_s = 0.0  # of the action that runs; messages may put it off
+        self.commands: list[ev.Command] = []  # the last commands of the engine
+        self.last_s: dict[str, float] = {}  # time of the last message of each source
+        self.ends_s = 0.0  # end of the running action; messages may delay it
         self.rest, self.left_s = NO_REST, 0.0
-        self.free_s = 0.0  # since when it rests; in the future: until when messages keep the processor
+        self.free_s = 0.0  # start of the rest; if in the future, messages use the processor until then
 
     def moved(self, engine: NodeEngine | None) -> VirtualNode:
         """Return the node with the engine of its next placement; recordings and processor are kept."""
@@ -206,7 +206,7 @@ class VirtualNode:
             self.free_s = min(now_s, max(self.free_s, now_s - self.rest.max_s) + seconds)
 
     def begin(self, seconds: float, now_s: float) -> float:
-        """Begin an action: later if messages keep the processor, with a shorter duration after a rest; its end."""
+        """Begin an action, later if messages use the processor, shorter after a rest; return its end in seconds."""
         self.is_running = True
         free_s, (max_s, min_share) = self.free_s, self.rest
         if not max_s or free_s >= now_s:

@@ -6,7 +6,7 @@
     reports of nodes ---------+--> queue --> state machine -+--> events for the submitter
     leases, timers, stop -----'   (one thread)              '--> recorder (ledger, trace)
 
-Only the run's thread touches state machine and books. All decisions are the state machine's.
+Only the run's thread uses the state machine and the recorder. The state machine makes all decisions.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ class RunDriver(Driver):
         self._hear(node, self._reported(request))
 
     def _note_refusal(self, key: str, why: str) -> None:
-        """Tell the user once for each ``key`` why a process leaves the run: other nodes only miss it."""
+        """Note for the user, once for each ``key``, why a process leaves the run; other nodes only see a lost link."""
         with self._counting:
             if key in self._refused:
                 return
@@ -278,9 +278,9 @@ class RunDriver(Driver):
             self._feed(entry)
 
     def _hear(self, node: str, events: Iterator[rd.Event]) -> None:
-        """Queue what a node of the run says; one that says what can't be has failed.
+        """Queue the events of a node's report or answer; a node with an impossible one has failed.
 
-        ``events`` reads it on the run's thread, and raises ``IntegrityError``.
+        ``events`` parses the message on the run's thread, and raises ``IntegrityError``.
         """
         self._queue.put(functools.partial(self._feed_heard, node, events))
 
@@ -333,7 +333,7 @@ class RunDriver(Driver):
         with self._counting:
             self._waiting_bytes[node] -= request.ByteSize()
         if not recorder.plan.has_role(node, 0):
-            return  # it has joined and works on nothing, so it has nothing to say
+            return  # the node has joined and has no work in the run, so there is nothing to report
         if audit is not None and self._reports.is_new(request):
             audit.note(request)
         yield from self._reports.take(request, recorder, placed.migration.part.placement.placement_number)
@@ -345,7 +345,7 @@ class RunDriver(Driver):
             told = with_role(message, node, self._planned.plan) if self._planned else message
             self.nodes -= {node}
             self._reports.suspicions.died(node)
-            self._queue.put(rd.NodeFailed(node, PeerLostError.__name__, told))  # behind what it said before
+            self._queue.put(rd.NodeFailed(node, PeerLostError.__name__, told))  # behind the node's earlier reports
 
     def _accused(self, peer: str) -> str:
         """Return a host that does not take the link of a node that prepares; an owner is left out by no node's word."""
@@ -353,9 +353,9 @@ class RunDriver(Driver):
         return peer if plan is not None and peer in plan.nodes and plan.owner(peer) is None else ""
 
     def _judge(self, complaint: rd.NodeFailed) -> None:
-        """Ask the accused node whether it lives: then it is not lost, and the link to it is opened anew.
+        """Call the accused node: if it answers, it is not lost, and its link is opened again.
 
-        The answer may come when all links were opened anew already.
+        All links may have been opened again by the time of the answer.
         """
         if complaint.lost not in self.nodes:
             self._feed(complaint)

@@ -243,7 +243,7 @@ class NodeExecutor:
         return self.texts.chosen(entry.item, action.micro, functools.partial(owner.next_logits, hidden))
 
     def _forward_free(self, action: Action, entry: OpenItem) -> Values:
-        """Run blocks without a graph; of a text on its newest tokens, of which the head gets the last one alone."""
+        """Run blocks without a graph; a text passes with its newest tokens, and the head gets the last one only."""
         flow, is_text = self._flows.of(action), entry.item.kind is StepKind.GENERATE
         if is_text and flow.mask is not None and not flow.mask.any():
             self.kept_keys.drop(entry.item, action)
@@ -348,7 +348,7 @@ class NodeExecutor:
         """Return a micro-batch's hidden state or gradient for sending, and drop it; see ``MicroBatches.take``.
 
         Raises:
-            DivergedError: it is not finite. Its receiver would refuse it, and nobody could say which of both is wrong.
+            DivergedError: the tensor is not finite. The receiver would refuse it, and the faulty node would be unknown.
         """
         tensor, mask = self._flows.take(key)
         try:
@@ -360,7 +360,7 @@ class NodeExecutor:
         return tensor, mask
 
     def copy_tensor(self, key: TensorKey) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return a copy of what ``take_tensor`` would, on the CPU, and keep it."""
+        """Return a copy, on the CPU, of the tensor that ``take_tensor`` would return; the tensor is kept."""
         return self._flows.copy(key)
 
     # ---- head and files ---------------------------------------------------------------------------
@@ -415,7 +415,7 @@ class NodeExecutor:
 
     @property
     def copied(self) -> str:
-        """Which files have frozen weights that could not be mapped; empty = none."""
+        """Names of the files with frozen weights that could not be mapped; empty = none."""
         return self._hosted.copied
 
     def rows_digest(self, run_id: str) -> str:
@@ -425,7 +425,7 @@ class NodeExecutor:
     def shard(self, metadata: Mapping[str, str], *, with_head: bool) -> Pieces:
         """Return this node's shard: trained tensors with optimizer state, read when the pieces are iterated.
 
-        ``metadata`` is run, step and node; the owner that holds the head is called ``with_head``.
+        ``metadata`` names run, step and node; ``with_head`` is for the owner that holds the head.
         """
         head = self.head_blob() if with_head else None
         return self.part.write(head, metadata)
@@ -446,7 +446,7 @@ class NodeExecutor:
         """Return this node's part of the run's result; tensors are read when a file is iterated.
 
         Args:
-            with_head: also the head, unless it is frozen, and the configs; for the node that holds the newest head.
+            with_head: also the configs and, unless it is frozen, the head; for the node that holds the newest head.
             with_private: also the adapters of the private blocks (never trained); for one owner.
 
         Returns:
@@ -459,7 +459,7 @@ class NodeExecutor:
         Raises:
             DivergedError: a trained weight is not finite after the last update.
         """
-        # apart: merged adapters of helpers may lie in a file, while the others are on an accelerator
+        # separately: merged adapters of helpers may be in a file, the others on an accelerator
         require_finite_values(self.part.trained, "the part of this node")
         require_finite_values(self.offloading.installed, "the helpers of this node")
         require_finite_values(self._owner(None)[0].parameters if with_head else {}, "the head")

@@ -1,19 +1,19 @@
 """The state machine of one node: what to compute, send and accept next. No clock, no socket, no tensor.
 
-It carries out the lowering of ``schedule`` as a list scheduler: among the actions whose inputs are here and whose
-weights have the right version it picks by priority
+The engine carries out the lowering of ``schedule`` as a list scheduler: of the actions that have their inputs and the
+right version of weights it starts one of the highest priority
 
 1. updates, 2. head, 3. backward, 4. forward with graph, 5. frozen forward and embedding,
 
-and within a class the oldest micro-batch. Frozen work goes block by block, so it delays the critical path by one block
-at most. Four rules make every result independent of timing:
+and within a class that of the oldest micro-batch. Frozen blocks run one at a time, so frozen work delays the critical
+path by one block at most. Four rules make every result independent of timing:
 
 * in order: at each unit, and in backward, micro-batches pass in the order of (seq, micro);
 * right version: a forward starts only if each block in its range had exactly ``forward_version`` updates, an update
   only after the last forward that must not see it, a backward only after the update of the item before;
 * few graphs: at most ``in_flight`` items (1, unless the method has stale weights) keep graphs here; a further forward
   with graph waits;
-* credits: a stretch that ends in sending a hidden state starts only with a credit of its (link, boundary).
+* credits: a forward after which a hidden state is sent starts only with a credit of that (link, boundary).
 
 Source: RingAda, section III-B.2 (strictly interleaved forward and backward where adapters are unfrozen, consecutive
 forwards where they are frozen).
@@ -87,7 +87,7 @@ class NodeEngine:
         commands: list[ev.Command] = []
         if self._stopped:
             return commands
-        # a handler says whether anything may have become possible by the event
+        # a handler returns whether the event may permit an action
         if self._handlers[type(event)](event, now_s, commands) and self._running is None:
             if self._head_may_move:
                 self._hand_over(commands)
@@ -147,7 +147,7 @@ class NodeEngine:
     def _on_credit(self, event: ev.CreditArrived, now_s: float, commands: list[ev.Command]) -> bool:
         boundary, source = event
         is_missing, is_awaited = self._ready_queue.note_credit(source, boundary)
-        if is_missing:  # one that nobody lacks would put off the end of a wait for ever
+        if is_missing:  # a credit that no action needs must not extend the wait
             self._last_progress_s = now_s
         return is_awaited
 
@@ -169,9 +169,9 @@ class NodeEngine:
 
     @property
     def _waits_for_its_turn(self) -> bool:
-        """Whether a lack of progress here is no fault: at an owner without blocks, in turns of other owners.
+        """Whether this node may wait without an error: at an owner without blocks, in turns of other owners.
 
-        The nodes of such a turn, and the coordinator, notice when it stops.
+        The nodes that work in such a turn, and the coordinator, detect a turn that stops.
         """
         state = self._ready_queue.states[0]
         if self._ready_queue.is_host or not state.is_own:
@@ -250,7 +250,7 @@ class NodeEngine:
             place.credit.left -= 1
         if place.op is _EMBED:
             backlog.began_embedding()
-        # what Action(...) does in the end, in a third of the time: this is every action of every node
+        # equal to Action(...) in a third of the time; every action of every node is made here
         action = _NEW(Action, (place.op, flow.seq, flow.micro, place.start, place.stop, "", ""))
         self._running, self._running_flow, self._running_state = action, flow, flow.state
         commands.append(_NEW(ev.RunAction, (action,)))

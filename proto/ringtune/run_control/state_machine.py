@@ -7,16 +7,16 @@ A run goes through the phases ::
           \                                 moving                 /
            \__________ any error: every node is released _________/ failed
 
-In training the coordinator *grants* turns: ahead, so that frozen blocks can already work for the next initiator, but
-only so far that every decision can still take effect at a turn boundary.
+In training the coordinator *grants* turns ahead, so that frozen blocks can already work for the next initiator, but
+only so many that every decision can still take effect at a turn boundary.
 
 A run may keep its best result (``train.keep_best``)::
 
     evaluation is the best so far --> every node sends its tensors   --> the next turns are granted
                                       (CollectBest, BestSent)              (LogBest)
 
-The phase is "training" meanwhile: nodes may be lost or return as at any other time. A run that goes back then goes back
-to the evaluated step, and the nodes are asked anew. Where all parameters train, nodes keep their tensors on their disks
+The phase is still "training": nodes may be lost or return as at any other time. A recovery then goes back to the
+evaluated step, and asks the nodes again. Where all parameters train, nodes store their tensors on their own disks
 instead, and the last ``Collect`` asks for those of the best step.
 
 A run that recovers, with copies in its plan, goes through "moving" after a loss or a bad step as well, and through
@@ -450,7 +450,7 @@ class RunStateMachine:
             self._recover(lost, event.message)
 
     def _begin_without(self, event: rd.NodeFailed) -> None:
-        """Plan without a node that answers what can't be; end the run if it needs the node."""
+        """Plan without a node that sent impossible facts; end the run if it needs the node."""
         node = event.node
         if node not in self._nodes:
             return
@@ -466,7 +466,7 @@ class RunStateMachine:
             self._answered(node, "inspecting")
 
     def _is_own(self, event: rd.NodeFailed) -> bool:
-        """Whether the run goes on without a node that reports an error, as it is the node's own."""
+        """Return whether a reported error is the node's own and the run continues without the node."""
         owns_rows = self._course.owner(event.node) is not None
         may_go = event.node in self._dispensable([event.node])
         return may_go and self._own.take(event, self.last_step, owns_rows=owns_rows)
@@ -487,8 +487,8 @@ class RunStateMachine:
     def _on_link_failed(self, event: rd.LinkFailed) -> None:
         """Open all links anew: all nodes go back in the same placement.
 
-        If the accused node did not answer, the run continues without it; if a link is lost again before another turn is
-        committed, or can't be opened, without one of its ends; if it is one too many of a node, without that one.
+        The run continues without the accused node if that node did not answer; without one end of the link if a link
+        is lost again before another turn is committed, or can't be opened; without a node with too many lost links.
         """
         step = self._kept.step
         if event.placement_number != self._required_migration.part.placement.placement_number:
@@ -513,11 +513,11 @@ class RunStateMachine:
         self._rewind(link=event.failed.message)
 
     def _lose_an_end(self, event: rd.LinkFailed) -> None:
-        """Continue without one end of a link that stays broken: the suspect, or the other where only that can go.
+        """Continue without one end of a link that stays broken: the suspect, or the other if the run needs the suspect.
 
-        Both are there. So if the run needs the rows of both, all links are opened anew until the time is over that it
-        would wait for a node. So they are if the other end is an owner for whose link it has just lost a node; then it
-        continues without that owner, or ends if it needs its rows.
+        Both nodes answer. If the run needs the rows of both, or if it has just lost a node for a link of the end that
+        would stay, all links are opened again for as long as the run would wait for a lost node. After that time the
+        run continues without that end, or fails if it needs the rows of that end.
         """
         link, free = event.failed, self._dispensable(event.ends)
         needed = [node for node in event.ends if node not in free]
@@ -539,7 +539,7 @@ class RunStateMachine:
         self._on_node_failed(rd.NodeFailed(lost, PeerLostError.__name__, why))
 
     def _dispensable(self, nodes: Iterable[str]) -> list[str]:
-        """Return the nodes without whose rows the run can go on, those without rows first."""
+        """Return the nodes that the run can continue without, nodes without rows first."""
         step, without_rows, left_out = self._kept.step or 0, list[str](), list[str]()
         for node in nodes:
             if self._course.owner(node) is None:
@@ -562,7 +562,7 @@ class RunStateMachine:
         return "" if missing else again
 
     def _on_joined(self, node: str) -> None:
-        """Permit a node in later placements; continue a run that waited for it, or for any node with room."""
+        """Permit a node in later placements; continue a run that waited for this node, or for any node with memory."""
         is_known = node in self._nodes or node in self.excluded
         if not self._recovers or self._migration is None or self.phase not in _RECOVERS_IN or is_known:
             return

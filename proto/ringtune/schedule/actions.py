@@ -68,19 +68,19 @@ class Graph(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """Measured work (``costs.profile``) that times an action; empty where it takes no time.
+    """Names of the measured works (``costs.profile``) that give the seconds of an action.
 
     Attributes:
-        work: of each block in its range, or of the whole action if it has no range.
-        lowest: of the lowest block with a graph, which begins at its adapter; empty: as ``work``.
+        work: of each block in the range, or of the whole action if it has no range; empty: no time.
+        lowest: of the lowest block with a graph, which begins at the block's adapter; empty: as ``work``.
         evaluating: in an item without backward; empty: as ``work``.
         head: of the head; empty: as ``work``.
-        is_sized: whether it grows with the tokens of the micro-batch.
-        is_optional: whether it takes no time at a node where it was not measured.
-        is_shared: whether the first action of an item does work for all of them, so that only their mean is used.
-        beside: of forward-only subnets in a block with full ones; empty: they are not timed apart.
-        scoring: added where scores are gathered: gradients of frozen weights take as many multiplications as their
-            forward.
+        is_sized: whether the seconds grow with the tokens of the micro-batch.
+        is_optional: whether the action takes no time at a node that did not measure the work.
+        is_shared: whether the first action of an item works for all actions of the item; then only their mean is used.
+        beside: of forward-only subnets in a block with full subnets; empty: they have no time of their own.
+        scoring: added where scores are gathered, since gradients of frozen weights take as many multiplications as
+            the forward.
     """
 
     work: str = ""
@@ -103,11 +103,11 @@ class Op:
 
     Attributes:
         letter: its name in tables and files.
-        rank: among the actions that could start now, the lowest rank is first; see ``engine``.
-        is_forward: whether it moves the hidden state up, so that micro-batches pass each unit in order.
-        is_downward: whether it is ordered with the backwards of its micro-batch.
-        has_work_space: whether it holds about one block's activations while it runs.
-        is_of_cache: whether it only moves the input of one block to or from a file.
+        rank: of the actions that could start now, one with the lowest rank starts; see ``engine``.
+        is_forward: whether the op moves the hidden state up; micro-batches pass each unit in order.
+        is_downward: whether the op is ordered with the backwards of its micro-batch.
+        has_work_space: whether the op holds about one block's activations while it runs.
+        is_of_cache: whether the op only writes the input of a block to a file, or reads it.
     """
 
     EMBED: ClassVar[Op]
@@ -269,9 +269,9 @@ class TensorKey(NamedTuple):
     """Name of one tensor: unique in a run, and equal at its sender and its receiver.
 
     Attributes:
-        payload: ``Payload.HIDDEN`` or ``Payload.GRAD``; in a simulation any.
-        boundary: the unit that a hidden state enters; of its gradient the same unit, the one above the blocks that
-            receive it; of a unit's gradient that unit.
+        payload: content of the message, a value of ``Payload``.
+        boundary: the unit that a hidden state enters; the gradient of that hidden state, which is sent to the blocks
+            below, has the same boundary; the gradient of a unit has that unit.
     """
 
     payload: str

@@ -22,7 +22,7 @@ so that micro-batches pass every unit of a slice in order::
 With the activation cache an item may begin at a boundary where its hidden state is stored (``placement.Passage``).
 
 A parcel is one safetensors blob with the key of a tensor. Each kind has its own credits on a link, at boundaries above
-the head, which no hidden state enters. A node refuses parcels that its items do not have.
+the head, which no hidden state enters. A node refuses a parcel that belongs to none of its items.
 
 ================ ===================================================== ==============
 payload          content                                               waiting a link
@@ -33,16 +33,16 @@ payload          content                                               waiting a
 ``REPLICA_GRAD`` gradients of adapters, for another host of the stage  2 each range
 ================ ===================================================== ==============
 
-Each host of a stage adds up the gradients of its own micro-batches. After its last one of an item it sends the sum to
-every other host of the stage. Each host adds all sums up in ring order, its own among them, so that all compute the
-same bits, and updates. Hosts a and b of one stage, micro-batches 0 and 2 at a, 1 at b::
+Each host of a stage adds up the gradients of its own micro-batches. After the last micro-batch of an item it sends the
+sum to every other host of the stage. Each host adds all sums up in ring order, so that all hosts compute the same bits,
+and updates. Hosts a and b of one stage, micro-batches 0 and 2 at a, 1 at b::
 
     a | ... B7.0[2,4)  B7.2[2,4)  >r7.0#2@b               <r7.1#2@b  U7[2,4)
     b | ... B7.1[2,4)  >r7.1#2@a             <r7.0#2@a    U7[2,4)
 
-The number after the dot is here the sender's rank among the hosts of the stage. A host with micro-batches without
-gradient sends an empty sum, so that no host has to know the work of others. It sends the sum of an item after its own
-update of the item before, so at most two of them are on a link.
+The number after the dot is here the sender's rank among the hosts of the stage. A host without gradients sends an
+empty sum, so that no host has to know the operations of the others. A host sends the sum of an item after its update of
+the item before, so at most two sums are on a link.
 
 Source: RingAda, sections III-A and III-B.2 (early-stopped backward, terminator).
 """
@@ -162,9 +162,9 @@ def lowest_and_pattern(course: Course, item: Item, micro: int) -> tuple[int, str
 
 
 def takes_part(course: Course, item: Item) -> tuple[bool, ...]:
-    """Whether each micro-batch of an item is embedded, passes blocks and enters the head.
+    """Return for each micro-batch of an item whether it is embedded, passes blocks and enters the head.
 
-    One that passes every block by which trains at its step does nothing. Where that would be all micro-batches of the
+    A micro-batch that skips every block that trains at its step does nothing. If these are all micro-batches of the
     item, all take part, so that the head trains.
     """
     count, rows = num_microbatches(course, item), patterns(course, item)[: num_microbatches(course, item)]
@@ -331,7 +331,7 @@ def _forward(segment: Segment, lowest: int, pattern: str, private: int) -> Itera
 
 @functools.lru_cache(maxsize=4096)
 def route(plan: Plan, owner: str, lane: int = 0) -> tuple[Segment, ...]:
-    """Return the segments of an owner's micro-batches of a lane, bottom to top, one for each node in a row."""
+    """Return the segments of an owner's micro-batches of a lane, bottom to top; neighbours are of different nodes."""
     placement = plan.placement
     pieces = [Segment(owner, 0, placement.private_blocks)]
     pieces += [Segment(piece.node, piece.start, piece.stop) for piece in hosts_of_lane(placement, lane)]
@@ -398,7 +398,7 @@ def item_updates(plan: Plan, item: Item, node: str) -> tuple[Action, ...]:
 def _updated(plan: Plan, node: str, units: Units, has_ends: bool) -> tuple[Range, ...]:
     """Return the ranges that a node updates: of its slice, of helped blocks, with ``has_ends`` embedding and head.
 
-    Blocks of one helper are one range at their host too, which installs the helper's weights.
+    The blocks of one helper are one range also at their host, which installs the helper's weights.
     """
     piece, head, placement = plan.slice_of(node), plan.course.head, plan.placement
     ranges = tuple(_cut(units.ranges_within(piece.start, piece.stop), placement.helpers_of(node)))
@@ -444,7 +444,7 @@ def links(plan: Plan, start: StartPoint | None = None) -> frozenset[tuple[str, s
             down = [part.node for part in path if FULL in row[part.start : part.stop]]
             pairs.update(itertools.pairwise([owner, *up, owner]))
             pairs.update(itertools.pairwise([owner, *reversed(down), *[owner] * plan.course.invertible]))
-    # credits and acknowledgements come back on the same link, but both ends need one to send anything else
+    # credits and acknowledgements return on the same link; anything else needs a link in each direction
     both = pairs | {(target, source) for source, target in pairs}
     for helper in plan.placement.helpers:
         host = plan.placement.host_of(helper.start)

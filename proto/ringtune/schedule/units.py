@@ -1,6 +1,6 @@
-"""Units of a model in the order of a hidden state: embedding, blocks, head.
+"""Units of a model, in the order in which a hidden state passes them: embedding, blocks, head.
 
-A unit is a number on one axis, so that "before" and "above" mean the same for all of them::
+Each unit has a number on one axis, so that "below" and "above" mean the same for all units::
 
     -1          0 1 2 ... N-1      N
     embedding   blocks             head
@@ -43,8 +43,8 @@ class Units:
     """A set of units of a model, as disjoint ranges in ascending order.
 
     Attributes:
-        num_blocks: of the model, N.
-        ranges: within ``[-1, N + 1)``; adjacent ones are joined.
+        num_blocks: number of blocks of the model, N.
+        ranges: within ``[-1, N + 1)``; adjacent ranges are joined.
 
     Example: the two top blocks of four, and the head: ``Units(4, (Range(2, 5),))``.
     """

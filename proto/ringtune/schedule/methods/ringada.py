@@ -52,9 +52,9 @@ class RingAda(Method):
     # ---- trained units ----------------------------------------------------------------------------
 
     def depth(self, extent: Extent, step: int) -> int:
-        """Number of blocks that train at ``step``; with ``auto`` only valid after ``decided``.
+        """Return the number of blocks that train at ``step``; with ``auto`` only valid after ``decided``.
 
-        Example: with ``every_steps`` = 40 it is 1 up to step 39, and 2 from step 40 on.
+        Example: with ``every_steps`` = 40 the depth is 1 up to step 39, and 2 from step 40 on.
         """
         if step < 0:
             return 0
@@ -63,7 +63,7 @@ class RingAda(Method):
         return 1 + bisect.bisect_right(self.at, step)
 
     def trained(self, extent: Extent, step: int) -> Units:
-        """Return the head and the ``depth`` top blocks, and with the lowest block an invertible adapter."""
+        """Return the head, the ``depth`` top blocks and, where block 0 is among them, the invertible adapter."""
         return extent.top(self.depth(extent, step))
 
     def reach(self, extent: Extent) -> Units:
@@ -71,7 +71,7 @@ class RingAda(Method):
         return self.trained(extent, extent.num_steps - 1)
 
     def updates(self, extent: Extent, unit: int, step: int) -> int:
-        """One update per step, from the first step on at which ``unit`` trains."""
+        """Return the updates of ``unit`` before ``step``: one per step, from the first step at which it trains."""
         first = 0 if unit == head_of(extent.num_blocks) else self._first_step(extent, unit)
         if unit == EMBEDDING and extent.invertible:
             first = self._first_step(extent, 0)
@@ -88,7 +88,7 @@ class RingAda(Method):
         return self.at[needed - 2] if needed - 2 < len(self.at) else None
 
     def changes(self, extent: Extent) -> tuple[int, ...]:
-        """Return the steps at which one more block begins to train; as ``unfreeze.at`` they repeat the run."""
+        """Return the steps at which one more block begins to train; given as ``unfreeze.at`` they repeat the run."""
         blocks = reversed(range(extent.num_blocks - 1))
         found = (self._first_step(extent, block) for block in blocks)
         return tuple(step for step in found if step is not None and step < extent.num_steps)
