@@ -57,6 +57,7 @@ _KINDS: Final[Mapping[str, Party | None]] = {
     "owner": node_party("owner"),
     "helper": node_party("helper"),
     "member beside the run, drained": node_party("beside"),
+    "guest": node_party("eval-0123abcd"),
     "submitter": Party("submitter", "user"),
     _ADMINISTRATOR: Party("submitter", "administrator"),
     "removed, stranger": None,
@@ -136,7 +137,7 @@ def cell(call: str, kind: str, rows: list[AccessRight]) -> str:
     if permission.of_administrators and kind != _ADMINISTRATOR:
         return ""
     if permission.sender:
-        return "in its own name"
+        return "as a guest" if party.is_guest and name == "Join" else "in its own name"
     if party.role != "node" or service == "Coordinator" or service == "Membership":
         return "yes"
     return BY_DIGEST[call] if call in BY_DIGEST else _of_rows(NodeCall(call), party.name, rows)

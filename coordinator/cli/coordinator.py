@@ -109,11 +109,16 @@ def token(
     if save is not None:
         require_absent(save)
         check_writable(save)
+    party = Party("node" if role == NODE_ROLE else "submitter", name)
+    if party.is_guest:
+        raise UsageError(
+            f"the name {name} is that of a guest, whom only 'ringtune eval RUN --data FILE' invites; give another name"
+        )
     ends_unix_s = time.time() + parse_seconds(ttl)
     with open_database(database) if database else contextlib.nullcontext() as shared:
         made = make_token(
             trust or coordinator_trust(),
-            Party("node" if role == NODE_ROLE else "submitter", name),
+            party,
             ends_unix_s,
             is_administrator=role == ADMINISTRATOR,
             shared=shared,

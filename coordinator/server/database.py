@@ -491,6 +491,8 @@ def _engine(url: str) -> sql.Engine:
     try:
         given = sql.make_url(url)
         kind = given.get_backend_name()
+        if kind == "sqlite" and given.database in (None, "", ":memory:"):
+            raise sql.exc.ArgumentError("it names no file, which coordinators could share")
         if kind == "sqlite":
             engine = sql.create_engine(given, connect_args={"timeout": _CALL_S, "isolation_level": None})
             events.listen(engine, "connect", lambda opened, _: opened.execute("PRAGMA journal_mode = WAL"))

@@ -233,6 +233,7 @@ def test_trusting_writes_no_token_over_a_file(tmp_path: Path) -> None:
     [
         (["Pi"], 2, "node name 'Pi' is not allowed"),
         (["pi", "--role", "root"], 2, "--role 'root' is not one of"),
+        (["eval-0123abcd"], 2, "the name eval-0123abcd is that of a guest, whom only 'ringtune eval RUN"),
         (["pi", "--ttl", "soon"], 2, "'soon' is not a duration"),
         (["pi", "--ttl", "0h"], 2, "'0h' is not a duration"),
         (["pi"], 3, "has no authority; make one with 'ringtune coordinator init'"),

@@ -347,6 +347,8 @@ def test_two_coordinators_that_begin_with_an_empty_database_make_its_tables_once
     ["url", "error", "why"],
     [
         ("oracel://x", UsageError, r"--database oracel://\.\.\. can't be used .*give sqlite"),
+        ("sqlite:///", UsageError, "it names no file, which coordinators could share.*give sqlite:///FILE"),
+        ("sqlite:///:memory:", UsageError, "it names no file"),
         ("postgresql+psycopg://ann:secret@127.0.0.1:1/x", StorageError, r"ann:\*\*\*@.*check that it runs"),
         ("sqlite:////nowhere/at/all.sqlite", StorageError, "can't use the database sqlite:"),
     ],

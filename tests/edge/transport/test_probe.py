@@ -9,6 +9,7 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -18,6 +19,7 @@ from edge.transport.access import RunAccess
 from edge.transport.probe import BRIEF, Probe, Windows, add_probe_sink, measure_link
 from ringtune.errors import BusyError, ConnectionFailedError, DeadlineError
 from ringtune.transport.channels import Server
+from ringtune.transport.parties import node_party
 from ringtune.v1 import control_pb2
 
 WAIT_S = 30.0
@@ -41,6 +43,21 @@ def test_probe_measures_a_link(sink: Server, message_bytes: int) -> None:
     assert 0 < found.latency_s < 0.5
     assert found.samples >= 3 and found.sent_bytes > 4_000_000
     assert {thread for thread in threading.enumerate() if thread.name.startswith("probe")} == before
+
+
+def test_link_is_measured_by_nodes_of_the_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their certificates; a member beside the run is refused, with the reason, before it sends anything."""
+    access = RunAccess("b")
+    access.inspect("r", ["a"])
+    with contextlib.ExitStack() as stack:
+        server = Server("127.0.0.1:0", lambda made: add_probe_sink(made, access), max_workers=4)
+        stack.callback(server.stop)
+        for name in ("z", "a"):
+            caller = SimpleNamespace(party=node_party(name))
+            monkeypatch.setattr(probe, "caller_of", lambda context, caller=caller: caller)
+            refused = pytest.raises(ConnectionFailedError, match=r"node b refuses Probe\.Link of node 'z'")
+            with refused if name == "z" else contextlib.nullcontext():
+                measure_link(name, "b", server.address, message_bytes=2_000, timeout_s=WAIT_S)
 
 
 class SlowArrivals:
