@@ -232,10 +232,10 @@ class RunDriver(Driver):
         self._racks = {member.node: rack_of(member) for member in members}
         self._neighbours = num_neighbours(members)
         spare = tuple(sorted(member.node for member in members if not (planned or member.has_data)))
-        self._run_planner.begin(members, self._calls, spare)
-        self._models.may_leave_out(spare, self.node_failed)
-        self._models.expect(self._addresses)
         returning = request.resume.returning(request.job) if request.resume else ()
+        self._run_planner.begin(members, self._calls, (*spare, *returning))
+        self._models.may_leave_out((*spare, *returning), self.node_failed)
+        self._models.expect(self._addresses)
         self._feed(rd.Started(tuple(sorted(self._addresses)), spare, returning))
         try:
             while self._finish is None:
