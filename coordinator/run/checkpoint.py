@@ -265,7 +265,8 @@ class ResumeChooser:
         return text + owners_text(self._job, self._resume.plan.course, course) + f"; {best}" * bool(best)
 
     def _check_model(self, found: ResumePoint) -> None:
-        digest = next(iter(self._facts.values())).model.digest
+        nodes = found.planned.plan.nodes  # an owner that stays out may have another one
+        digest = next(facts.model.digest for node, facts in self._facts.items() if node in nodes)
         if digest != found.manifest.model_digest:
             raise ModelError(
                 f"the run began with model {found.manifest.model_digest[:12]}…, the nodes have {digest[:12]}… now; "
@@ -406,6 +407,8 @@ class CheckpointManager:
         disks = Disks(self._problems, self._parts)
         choice = ResumeChooser(self._resume, self._job, profile, disks, effort)
         self._chosen, self._passed_over = choice.choose()
+        if self._chosen:
+            self._model_digest = self._chosen.manifest.model_digest
         for manifest in self._resume.manifests:
             self._note_best(manifest)
         return self._chosen.planned if self._chosen else None

@@ -260,9 +260,9 @@ class Driver(abc.ABC):
         if node in self.without and node not in self._calls:
             return
         text = naming_node(node, str(error))
-        self._queue.put(rd.NodeFailed(node, type(error).__name__, text, self._accused(error.peer)))
+        self._queue.put(rd.NodeFailed(node, type(error).__name__, text, self._accused(error)))
 
-    def _accused(self, peer: str) -> str:
+    def _accused(self, error: RingTuneError) -> str:
         """Return the node that a node's error names as its cause, if the work may go on without it; else empty."""
         return ""
 

@@ -44,6 +44,7 @@ from ringtune.costs.profile import Profile
 from ringtune.engine.events import CancelTimer, SetTimer, TimerFired
 from ringtune.errors import (
     BusyError,
+    ConnectionFailedError,
     FrameError,
     IntegrityError,
     PeerLostError,
@@ -231,10 +232,10 @@ class RunDriver(Driver):
         self._racks = {member.node: rack_of(member) for member in members}
         self._neighbours = num_neighbours(members)
         spare = tuple(sorted(member.node for member in members if not (planned or member.has_data)))
-        self._run_planner.begin(members, self._calls, spare)
-        self._models.may_leave_out(spare, self.node_failed)
-        self._models.expect(self._addresses)
         returning = request.resume.returning(request.job) if request.resume else ()
+        self._run_planner.begin(members, self._calls, (*spare, *returning))
+        self._models.may_leave_out((*spare, *returning), self.node_failed)
+        self._models.expect(self._addresses)
         self._feed(rd.Started(tuple(sorted(self._addresses)), spare, returning))
         try:
             while self._finish is None:
@@ -347,10 +348,17 @@ class RunDriver(Driver):
             self._reports.suspicions.died(node)
             self._queue.put(rd.NodeFailed(node, PeerLostError.__name__, told))  # behind the node's earlier reports
 
-    def _accused(self, peer: str) -> str:
-        """Return a host that does not take the link of a node that prepares; an owner is left out by no node's word."""
+    def _accused(self, error: RingTuneError) -> str:
+        """Return a host that does not take the link of a node that prepares.
+
+        An owner is left out by no node's word, but one that a resumed run takes back is not taken back then.
+        """
         plan = self._planned.plan if self._planned else None
-        return peer if plan is not None and peer in plan.nodes and plan.owner(peer) is None else ""
+        is_of_link = isinstance(error, FrameError | ConnectionFailedError) and self._rounds.phase == "preparing"
+        if plan is None or not is_of_link or error.peer not in plan.nodes:
+            return ""
+        may_go = plan.owner(error.peer) is None or error.peer in self._checkpoints.taken_back
+        return error.peer if may_go else ""
 
     def _judge(self, complaint: rd.NodeFailed) -> None:
         """Call the accused node: if it answers, it is not lost, and its link is opened again.
@@ -379,9 +387,12 @@ class RunDriver(Driver):
             self._note(f"the audit: {event.problem}")
         failed = event.failed if isinstance(event, rd.LinkFailed) else event
         if isinstance(failed, rd.NodeFailed):
-            is_unfit = self._rounds.phase == "preparing" and failed.node in self._checkpoints.taken_back
-            if is_unfit or failed.error == PeerLostError.__name__:
-                self._lost = failed.lost or failed.node
+            ends = [node for node in (failed.lost, failed.node) if node]
+            unfit = [node for node in ends if node in self._checkpoints.taken_back]
+            if self._rounds.phase == "preparing" and unfit:
+                self._lost = unfit[0]
+            elif failed.error == PeerLostError.__name__:
+                self._lost = ends[0]
         if isinstance(event, rd.LinkFailed) and not event.answers:
             self._reports.suspicions.died(event.failed.lost)
         elif isinstance(event, rd.LinkFailed):

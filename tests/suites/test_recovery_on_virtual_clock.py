@@ -206,8 +206,13 @@ def failing(owners: list[str], due: list[tuple[int, str]], error: str, **values:
     return ring.run()
 
 
-def disputing(says: Callable[[str], bool], *, fits_without: bool = True) -> tuple[RingResult, list[rd.FindPlacement]]:
-    """A run that loses host c, whose only copy is at d, and has e take it over; nodes that ``says`` accuse d."""
+def disputing(
+    says: Callable[[str], bool], *, holder: str = "d", fits_without: bool = True
+) -> tuple[RingResult, list[rd.FindPlacement]]:
+    """A run that loses host c, whose only copy is at d, and has e take it over; nodes that ``says`` accuse d.
+
+    Or another ``holder``.
+    """
     plan = make_plan(
         [("a", 0, 2), ("b", 2, 4), ("c", 4, 6), ("d", 6, 8), ("e", 8, 10)],
         ["a"],
@@ -236,7 +241,7 @@ def disputing(says: Callable[[str], bool], *, fits_without: bool = True) -> tupl
         sources = {one.node for one in command.sources} if isinstance(command, rd.Move) else set[str]()
         if isinstance(command, rd.Move) and "d" in sources - {command.node} and says(command.node):
             number = command.part.placement.placement_number
-            failed = rd.MoveFailed(command.node, number, "IntegrityError", "node d keeps another state", "d")
+            failed = rd.MoveFailed(command.node, number, "IntegrityError", "node d keeps another state", holder)
             ring._answer_rounds(command.node, failed)
         else:
             obey(command)
@@ -265,6 +270,13 @@ def test_holder_whose_copy_two_nodes_dispute_leaves_in_place_of_the_second() -> 
     assert len(asked) == 2 and [one.node for one in own_errors(result)] == ["e"]
     why = "node d keeps another state; node e has said so of node d too; no living node has a copy of blocks 4, "
     assert result.finish is not None and result.finish.message.startswith(why)
+
+
+def test_mover_disputes_the_copies_alone_that_it_was_to_fetch() -> None:
+    """What it says of a node that was to give it nothing costs that one nothing."""
+    result, asked = disputing(lambda node: node == "e", holder="b")
+    assert result.finish == rd.Finish("", "") and [one.node for one in own_errors(result)] == ["e"]
+    assert [({*one.lost}, one.doubted) for one in asked] == [({"c"}, ()), ({"c", "e"}, ())]
 
 
 @pytest.mark.parametrize("error", [*OWN_ERRORS, "TrustError", "AnErrorOfANewerBuild"])

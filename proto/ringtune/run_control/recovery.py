@@ -624,6 +624,15 @@ class Recovery:
             kept.other_head(node) if has_head else "",
         )
 
+    def has_one_source(self, node: str, holder: str, kept: CopyHolders) -> bool:
+        """Whether a node was sent to fetch a block, or the head, that nobody but ``holder`` keeps."""
+        sources = [source for source in self.sources.get(node, ()) if source.node == holder != node]
+        others = {other.start for other in kept.other_sources(sources)}
+        if any(block not in others for source in sources for block in range(source.start, source.stop)):
+            return True
+        has_head = self.start is not None and node == self.start.holder
+        return has_head and kept.head_source(node) == holder and not kept.other_head(node)
+
     def log(self, before: Course, plan: Plan, now_s: float) -> LogRecovery:
         """Make the log entry after all have moved; ``before`` is the course until then."""
         fetched = tuple(sorted(self._bytes.items()))

@@ -730,8 +730,9 @@ class RunStateMachine:
         """Take a node's answer or the placement; move after all have stopped, train after all have moved."""
         match event:
             case rd.MoveFailed(node, placement_number, error, message) if placement_number == recovery.placement_number:
-                holder = event.holder if event.holder in self._nodes else ""
-                if holder and (first := self._disputed.take(node, holder)):
+                holder = event.holder
+                is_disputed = holder in self._nodes and recovery.has_one_source(node, holder, self._kept)
+                if is_disputed and (first := self._disputed.take(node, holder)):
                     problem = f"{message}; node {first} has said so of node {holder} too"
                     self._go_on_without(rd.NodeFailed(holder, PeerLostError.__name__, problem))
                     return

@@ -169,6 +169,27 @@ def test_run_of_all_parameters_takes_back_an_owner_that_is_there_when_it_is_resu
     assert found.told.startswith("the rows of b stay left out: node b has 0 training and 0 evaluation rows")
 
 
+@pytest.mark.parametrize("owner", ["a", "b"])
+def test_owner_that_is_back_with_another_model_stays_out(owner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever its name is among the others; checkpoints carry on naming the model of the run."""
+    whole = make_plan([("c", 0, 1), ("d", 1, 3), ("e", 3, 4)], ["a", "b"], num_steps=20, method=Hift())
+    plan = Plan(without_owner(whole.course, owner, 1), whole.placements)
+    job = JOB.with_overrides({"train.method": "hift", "adapter.config": "full", "recovery.owners": "skip"})
+    nodes = tuple(
+        dataclasses.replace(facts, model=dataclasses.replace(facts.model, digest="f" * 64))
+        if facts.node == owner
+        else facts
+        for facts in profile_of(whole).nodes
+    )
+    saved = manifest(8, plan, holder="b" if owner == "a" else "a", job_digest=job_digest(job))
+    checkpoints = CheckpointManager("r", job, Resume(plan=plan, manifests=(saved,)))
+    for node in whole.nodes:
+        checkpoints.note_states(node, [control_pb2.ShardState(step=8)] * (node != owner))
+    planned = checkpoints.planned(dataclasses.replace(profile_of(whole), nodes=nodes), Effort(seconds=5.0))
+    assert planned is not None and planned.plan == plan and checkpoints.taken_back == ()
+    assert checkpoints._model_digest == saved.model_digest
+
+
 @pytest.mark.parametrize("lacking", ["", "c"])
 def test_best_result_on_the_disks_is_forgotten_where_it_is_not_whole(lacking: str) -> None:
     """A run of all parameters keeps the best of later evaluations then, and says so."""

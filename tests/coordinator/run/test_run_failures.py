@@ -216,16 +216,44 @@ def test_run_ends_with_the_error_of_a_node() -> None:
             assert not any(agent.is_finished for agent in cluster.agents.values())
 
 
-@pytest.mark.parametrize(("peer", "lost"), [("c", "c"), ("b", ""), ("x", ""), ("", "")])
-def test_node_that_can_not_prepare_accuses_a_host_of_the_plan_alone(peer: str, lost: str) -> None:
-    """The run goes on without a host that takes no link; without an owner, or a stranger, on nobody's word."""
-    plan = make_course_plan([("a", 0, 2), ("c", 2, 4)], ["a", "b"])
+@pytest.mark.parametrize(
+    ("peer", "phase", "kind", "lost"),
+    [
+        ("c", "preparing", FrameError, "c"),
+        ("c", "training", FrameError, ""),
+        ("c", "preparing", IntegrityError, ""),
+        ("b", "preparing", FrameError, ""),
+        ("d", "preparing", FrameError, "d"),
+        ("x", "preparing", FrameError, ""),
+        ("", "preparing", FrameError, ""),
+    ],
+)
+def test_node_that_can_not_prepare_accuses_a_host_of_the_plan_alone(
+    peer: str, phase: str, kind: type[RingTuneError], lost: str
+) -> None:
+    """The run goes on without a host that takes no link, or an owner ``d`` that it takes back as it is resumed.
+
+    Without another owner, or a stranger, on nobody's word; nor without any node once all have prepared.
+    """
+    plan = make_course_plan([("a", 0, 2), ("c", 2, 4)], ["a", "b", "d"])
     driver, queued = object.__new__(RunDriver), queue.SimpleQueue[Any]()
     driver.without, driver._queue, driver._planned = cast(Any, {}), queued, cast(Any, SimpleNamespace(plan=plan))
-    error = FrameError(f"node a can't send to node {peer}")
+    driver._rounds = cast(Any, SimpleNamespace(phase=phase))
+    driver._checkpoints = cast(Any, SimpleNamespace(taken_back=("d",)))
+    error = kind(f"node a can't send to node {peer}")
     error.peer = peer
     driver.node_failed("a", error)
-    assert queued.get_nowait() == rd.NodeFailed("a", "FrameError", str(error), lost)
+    assert queued.get_nowait() == rd.NodeFailed("a", kind.__name__, str(error), lost)
+
+
+@pytest.mark.parametrize(("node", "accused"), [("d", ""), ("d", "c"), ("a", "d")])
+def test_owner_that_is_taken_back_is_the_lost_one_at_either_end_of_a_link(node: str, accused: str) -> None:
+    """While it prepares: the run goes on without it again, in place of the host that its own error names."""
+    driver: Any = object.__new__(RunDriver)
+    driver._rounds = SimpleNamespace(phase="preparing", handle=lambda event, now_s: [])
+    driver._checkpoints, driver._lost, driver._now_s = SimpleNamespace(taken_back=("d",)), "", lambda: 0.0
+    driver._feed(rd.NodeFailed(node, "FrameError", "a link is not taken", accused))
+    assert driver._lost == "d"
 
 
 def test_run_ends_when_a_call_fails_by_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -497,6 +525,7 @@ def test_run_of_all_parameters_that_can_not_go_back_says_why(changes: dict[str, 
     [
         ("", 3, "the run continues from the checkpoint of step {step}; the rows of b are trained again (b has missed"),
         ("prepare", 4, "the run goes back to the checkpoint of step {step}: node b: it can't"),
+        ("links", 4, "the run goes back to the checkpoint of step {step}: node a: it can't send to node b"),
         ("memory", 2, "node b takes no part in this run: node b needs "),
     ],
 )
@@ -517,8 +546,13 @@ def test_run_of_all_parameters_takes_a_lost_owner_back_from_its_next_checkpoint(
             cluster.agents["b"]._facts_changes = {"memory_bytes": 500} if fails_in == "memory" else {}
             joining.submit(cluster.agents["b"].join, "another process")
         elif event.note.startswith(("node b is back; its rows are", "node b takes no part")):
+            refused = FrameError("it can't send to node b")
+            refused.peer = "b"
             cluster.agents["b"]._fails_at = {fails_in: DataError("it can't")}
+            cluster.agents["a"]._fails_at = ends | ({"prepare": refused} if fails_in == "links" else {})
             is_back.set()
+        elif event.WhichOneof("event") == "plan_json" and num_begun == 4:
+            cluster.agents["a"]._fails_at = ends
 
     def on_grant(agent: FakeAgent, turns: list[Turn]) -> None:
         num_begun = len(kept.records())
@@ -526,8 +560,8 @@ def test_run_of_all_parameters_takes_a_lost_owner_back_from_its_next_checkpoint(
         done = [turn for turn in turns if num_begun > 1 or turn.end_step <= 4]
         agent.stub.Report(agent.report(done), timeout=CALL_S)
 
-    stays: dict[str, Any] = {"has_copies": True, "fails_at": {"collect": ModelError("collected")}}
-    agents: dict[str, dict[str, Any]] = {"a": {**stays, "on_grant": on_grant}, "b": {}}
+    ends: dict[str, RingTuneError] = {"collect": ModelError("collected")}
+    agents: dict[str, dict[str, Any]] = {"a": {"has_copies": True, "fails_at": ends, "on_grant": on_grant}, "b": {}}
     wanted = of_all_parameters(recovery__copies="next", recovery__owners="skip", train__max_steps=48)
     with FakeCluster(*agents, agents=agents) as cluster, ThreadPoolExecutor(1) as joining:
         cluster.server.coordinator.kept = kept = RunStore(tmp_path)
@@ -539,8 +573,8 @@ def test_run_of_all_parameters_takes_a_lost_owner_back_from_its_next_checkpoint(
     step = runs[1].saved_step  # 8, or 20 if more turns were granted before it was there
     told = told.format(step=step)
     assert len(runs) == num_runs and any(note.startswith(told) for note in notes), notes
-    ends = ["a node was lost", "an owner is back" if num_runs > 2 else "node a: collected"]
-    assert [run.message for run in runs[:2]] == ends
+    why = ["a node was lost", "an owner is back" if num_runs > 2 else "node a: collected"]
+    assert [run.message for run in runs[:2]] == why
     assert plan is not None and (plan.owner("b") is None) == bool(fails_in)
     if not fails_in:
         assert (prepared.saved.step, prepared.saved.head_from, plan.course.missed) == (
