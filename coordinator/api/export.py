@@ -9,6 +9,7 @@ import json
 import re
 import secrets
 import shutil
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,12 +20,12 @@ from coordinator.api.gguf import (
     MODEL_NAME,
     MODELFILE,
     check_model,
-    end_tokens,
     modelfile,
     write_lora,
     write_model,
 )
 from coordinator.api.model_card import Card, adapter_card, base_is_tower, gguf_card, peft_card, whole_model_card
+from coordinator.api.text_process import LineProcess
 from coordinator.api.user_adapters import adapter_of, as_of, check_can_merge, merge_into, require_user
 from coordinator.client.saved_run import SavedRun, read_run, read_run_file
 from ringtune.errors import IntegrityError, StorageError, UsageError
@@ -62,6 +63,7 @@ from ringtune.storage.pieces import FilePieces, Pieces
 from ringtune.storage.strict import nearest, read_json
 from ringtune.storage.tensor_files import TensorFile, read_safetensors_header
 
+_STOPS_S: Final = 300.0
 _BLOCK = re.compile(r"\.(\d+)\.")
 _MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -371,7 +373,7 @@ def _gguf_contents(
     name, chosen = checked_id(base_model or id_of_folder(Path(run.job.model.path))), run.job.data.template
     template = named_template(saved, chosen) if chosen else ""
     write_model(saved, path, name=name, template=template)
-    text = modelfile(f"./{MODEL_NAME}", stops=end_tokens(saved, template))
+    text = modelfile(f"./{MODEL_NAME}", stops=stop_texts(run, saved, path.parent))
     contents: dict[str, Pieces] = {MODEL_NAME: FilePieces(path), MODELFILE: Pieces.of(text.encode())}
     card = gguf_card(run, base_model=name, config=read_config(saved), what=what, digests=_digests(contents))
     return contents, card
@@ -387,13 +389,20 @@ def _export_lora(run: SavedRun, target: Path, base_model: str, model: Path | Non
         found, _ = _peft_contents(run, base_model, in_tower=False)
         described, path = json.loads(bytes(found[ADAPTER_CONFIG_FILE])), folder / LORA_NAME
         write_lora(TensorFile(found[PEFT_FILES[0]], where=PEFT_FILES[0]), described, read_config(base), path)
-        chosen = run.job.data.template
-        stops = end_tokens(base, named_template(base, chosen) if chosen else "")
-        text = modelfile("./base.gguf", adapter=f"./{LORA_NAME}", stops=stops)
+        text = modelfile("./base.gguf", adapter=f"./{LORA_NAME}", stops=stop_texts(run, base, folder))
         contents: dict[str, Pieces] = {LORA_NAME: FilePieces(path), MODELFILE: Pieces.of(text.encode())}
         name, what = described["base_model_name_or_path"], f"adapter configuration `{run.job.adapter.config}`"
         card = gguf_card(run, base_model=name, config=read_config(base), what=what, digests=_digests(contents))
         return _write(run, contents, card, target, is_model=False)
+
+
+def stop_texts(run: SavedRun, model: Path, folder: Path) -> list[str]:
+    """Ask a process with the tokenizer of a model which texts end its answers; ``folder`` gets the process's log."""
+    command = [sys.executable, "-P", "-m", "edge.runtime", "answer_ends", str(run.folder / "job.toml"), str(model)]
+    late = f"the tokenizer of {model} has not said after {_STOPS_S:g} s what ends an answer; export again"
+    with LineProcess("reading the tokenizer", command, folder / "log") as process:
+        (line,) = process.lines(_STOPS_S, late)
+    return list(line["stops"])
 
 
 @contextmanager

@@ -27,7 +27,6 @@ import functools
 import importlib.util
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -39,7 +38,7 @@ from ringtune.models.decoders import FULL, SLIDING, head_width, rope_type, slidi
 from ringtune.models.families import FAMILIES
 from ringtune.models.folder import NO_WEIGHTS, model_dimensions, read_config, read_headers
 from ringtune.models.gguf import ADDS_ONE, GPT2_SPLIT, INTERLEAVED, LARGEST_GEMMA, SPLITS, rope_factors
-from ringtune.models.tokenizer import SETTINGS_FILE, WHOLE_FILE, chat_templates
+from ringtune.models.tokenizer import WHOLE_FILE, chat_templates
 from ringtune.storage.strict import read_json
 from ringtune.storage.tensor_files import TensorFile, TensorInfo
 
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
 MODEL_NAME: Final = "model.gguf"
 LORA_NAME: Final = "lora.gguf"
 MODELFILE: Final = "Modelfile"
-_EOS: Final = "eos_token"
 
 _HAS_WINDOWS: Final = {"gemma2": 2, "gemma3_text": 6}
 """Models whose windows llama.cpp applies -> n, where every n-th layer has none."""
@@ -66,7 +64,7 @@ _GRANITE: Final = {
     "residual_multiplier": "residual_scale",
     "logits_scaling": "logit_scale",
 }
-"""Multiplier of a Granite, 1 if its config has none -> its name in GGUF; 0 is none there."""
+"""Multiplier of a Granite, 1 if its config has none -> its name in GGUF."""
 _LOCAL_BASE: Final = 10000.0
 _ACTIVATIONS: Final = {"gpt2": ("gelu_new",), **dict.fromkeys(ADDS_ONE, ("gelu_pytorch_tanh", "gelu_new"))}
 
@@ -79,6 +77,8 @@ def gguf_refusal(config: Mapping[str, Any]) -> str:
     activation = str(config.get("hidden_activation") or config.get("hidden_act") or config.get("activation_function"))
     if activation not in (known := _ACTIVATIONS.get(name, ("silu",))):
         return f"llama.cpp has {known[0]} there, the model {activation}"
+    if name == "granite" and (zero := next((key for key in _GRANITE if config.get(key, 1.0) == 0), "")):
+        return f"{zero} is 0, which llama.cpp takes for none"
     scaling, kind = config.get("rope_scaling") or {}, rope_type(config)
     if odd := sorted(scaling.keys() & {"mscale", "mscale_all_dim", "truncate"}):
         return f"rope_scaling has {', '.join(odd)}, which llama.cpp does not apply"
@@ -164,36 +164,13 @@ def write_lora(tensors: TensorFile, described: Mapping[str, Any], config: Mappin
 
 
 def modelfile(source: str, *, adapter: str = "", stops: Sequence[str] = ()) -> str:
-    """Return a ``Modelfile`` of Ollama: the model or base model, an adapter, and the tokens that end an answer."""
+    """Return a ``Modelfile`` of Ollama: the model or base model, an adapter, and the texts that end an answer."""
     lines = [
         f"FROM {source}",
         f"ADAPTER {adapter}" if adapter else "",
         *(f"PARAMETER stop {json.dumps(stop)}" for stop in stops),
     ]
     return "".join(f"{line}\n" for line in lines if line)
-
-
-def end_tokens(folder: Path, template: str = "") -> list[str]:
-    """Texts of the tokens that end an answer.
-
-    They are the token that ends a text by ``tokenizer_config.json``, and the special token that stands most often
-    next behind a ``content`` in the chat template: ``{{ message.content }}<|im_end|>``.
-
-    Args:
-        folder: of the model.
-        template: that the model answers by; empty = its own.
-    """
-    paths = (folder / SETTINGS_FILE, folder / WHOLE_FILE)
-    settings, whole = (read_json(path) if path.is_file() else {} for path in paths)
-    named = settings.get(_EOS)
-    found = [str(named.get("content", "") if isinstance(named, dict) else named or "")]
-    special = [token["content"] for token in whole.get("added_tokens", ()) if token.get("special")]
-    behind: Counter[str] = Counter()
-    for part in (template or chat_templates(folder).get("default", "")).split("content")[1:]:
-        places = {part.find(token): token for token in sorted((*special, _EOS), key=len) if token and token in part}
-        behind.update(places[place] for place in sorted(places)[:1])
-    found += [token for token, _ in behind.most_common(1) if token != _EOS]
-    return list(dict.fromkeys(token for token in found if token))
 
 
 def _require_gguf() -> None:

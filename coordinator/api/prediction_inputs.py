@@ -100,7 +100,7 @@ def read_inputs(plan: Path, profile: Path | None) -> Inputs:
     shape = job_shape(job, fixed_tokens=fixed_tokens) if job else recorded_shape(found_profile, found_plan)
     settings = MemorySettings.of_job(job) if job else DEFAULT_SETTINGS
     if not job and shape is not None:
-        settings = MemorySettings(shape.optimizer, shape.dtype)
+        settings = MemorySettings(shape.optimizer or DEFAULT_SETTINGS.optimizer, shape.dtype or DEFAULT_SETTINGS.dtype)
     moves = _moves(plan / "report.json") if run and found_plan.moves else []
     moves_s = [seconds for _, seconds, problem in moves if not problem]
     return Inputs(

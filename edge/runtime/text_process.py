@@ -35,17 +35,16 @@ from typing import Any, Final, TextIO
 
 import torch
 
-from edge.data.conversations import Conversations
-from edge.data.text_pieces import Ends, TextPieces, ends_with
+from edge.data.text_pieces import Ends, TextPieces
 from edge.data.tokens import RowFaultError, load_tokenizer, prompt_ids
 from edge.machine.libraries import load_libraries
+from edge.runtime.answer_ends import answer_ends, conversations_of
 from edge.runtime.inference import Sampling, WholeModel, ends_of_text, model_sampling, next_tokens, unused_settings
 from ringtune.errors import DataError, RingTuneError
 from ringtune.job.job import Job, load_job
 from ringtune.machine.process import die_with_parent, exit_code_of, keep_input
 from ringtune.machine.resources import usable_cores
-from ringtune.models.conversations import Conversation, conversation_of, has_chat_template
-from ringtune.models.family import CHAT
+from ringtune.models.conversations import Conversation, conversation_of
 from ringtune.storage.tables import RowError, checked_text
 
 Request = Mapping[str, Any]
@@ -76,14 +75,12 @@ class TextModel:
         self._tokenizer = load_tokenizer(folder)
         self._sampling = model_sampling(folder)
         self._ends = Ends(ends_of_text(folder, self._tokenizer))
-        has_template = job.model.task == CHAT or job.data.template is not None or has_chat_template(folder)
-        self._source = Conversations(job, folder) if has_template else None
-        if self._source is not None:
-            self._answer_ends = ends_with(self._ends, self._tokenizer, self._source.answer_end())
+        self._source = conversations_of(job, folder)
+        self._answer_ends = answer_ends(folder, self._tokenizer, self._source)
         self._longest = _longest_within(self._model.free_bytes() // 2, self._model)
         remedy = "temperature, top_k, top_p and seed say it all"
         self.ready: Event = {
-            "has_template": has_template,
+            "has_template": self._source is not None,
             "longest": self._longest,
             "reads": self._model.longest,
             "cache_bytes": self._model.cache_bytes(self._longest),

@@ -944,9 +944,10 @@ def check_course(job: Any, course: Course, _: Any) -> None:
     fixed, size = (longest_trail_bytes(course, items, has_helpers=has_helpers) for items in (0, num_items))
     if size > MAX_TRAIL_BYTES:
         items = (MAX_TRAIL_BYTES - fixed) * num_items // (size - fixed)
+        remedy = f"set train.local_iterations to {items:,} at most" if items > 0 else "lower train.microbatches"
         raise PlanError(
             f"[audit]: what a node reports of a turn of {num_items:,} steps takes {format_bytes(size)}, one report has "
-            f"room for {format_bytes(MAX_TRAIL_BYTES)}; set train.local_iterations to {items:,} at most, or {_LEAVE}"
+            f"room for {format_bytes(MAX_TRAIL_BYTES)}; {remedy}, or {_LEAVE}"
         )
 
 

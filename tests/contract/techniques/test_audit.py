@@ -249,6 +249,8 @@ def test_turns_of_which_a_trail_is_longer_than_a_report_are_refused() -> None:
     check_plan(job(), changed(PLAN, local_iterations=1572), None)
     with pytest.raises(PlanError, match=r"set train\.local_iterations to \d{3} "):
         check_plan(job(placement__microbatches="auto"), changed(PLAN, local_iterations=1572, batch_size=16), None)
+    with pytest.raises(PlanError, match=r"of 1 steps .*; lower train\.microbatches, or leave \[audit\] out"):
+        check_plan(job(), changed(PLAN, local_iterations=1, batch_size=8000, microbatches=8000), None)
     check_plan(Job(model=Model(path="m")), long, None)
 
 

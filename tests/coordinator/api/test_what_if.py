@@ -133,3 +133,14 @@ def test_simulated_plan_is_that_of_the_simulator(tmp_path: Path) -> None:
     assert found.measured is None and found.as_run is found.plan
     assert json.loads((tmp_path / "out/prediction.json").read_text()) == json.loads(json.dumps(found.to_json()))
     assert repr(found).splitlines()[1].startswith("predicted training ")
+
+
+def test_profile_whose_shape_leaves_settings_open_is_of_the_usual_ones(tmp_path: Path) -> None:
+    """Without a job an empty optimizer or dtype is adamw or float32."""
+
+    def leave_open(profile: dict[str, Any]) -> None:
+        for node in profile["nodes"]:
+            node["shape"] |= {"optimizer": "", "dtype": ""}
+
+    plan, profile = write_pair(tmp_path, of_profile=leave_open)
+    assert ringtune.simulate(plan, profile=profile).prediction.wall_s == predict(PLAN, PROFILE).wall_s

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import io
+import json
 import shutil
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gguf
@@ -20,13 +24,15 @@ from typer.testing import CliRunner
 
 from coordinator.api import export
 from coordinator.api.export import export_run, model_contents
-from coordinator.api.gguf import end_tokens, gguf_refusal, modelfile, write_model
+from coordinator.api.gguf import gguf_refusal, modelfile, write_model
 from coordinator.client.saved_run import read_run
 from edge.model import merge
 from edge.model.merge import merge_run
+from edge.runtime import answer_ends
+from edge.runtime.answer_ends import stop_texts
 from ringtune import cli
 from ringtune.errors import UsageError
-from ringtune.job.job import load_job
+from ringtune.job.job import Job, load_job
 from ringtune.models.conversations import TEMPLATES
 from ringtune.models.family import CAUSAL_LM, CHAT
 from ringtune.models.folder import read_config, with_old_rope
@@ -65,7 +71,7 @@ IDS = torch.tensor([[3, 5, 9, 20, 33]])
 def merged(folder: Path, model_type: str, **changes: Any) -> Any:
     """Write a run, its merged model and that as GGUF into a folder; return the run's model."""
     run, skeleton = lora_run(folder, model_type, CAUSAL_LM, ALL_MATRICES, **changes)
-    write_tokenizer(folder / "base", "{{ messages }}")
+    write_tokenizer(folder / "base", chat_models.QWEN_3)
     (folder / "merged").mkdir()
     merge_run(run, folder / "merged", model=None)
     write_model(folder / "merged", folder / "model.gguf", name="tiny")
@@ -168,8 +174,29 @@ def test_float64_is_written_as_float32(tmp_path: Path) -> None:
     assert (tmp_path / "double.gguf").read_bytes() == (tmp_path / "single.gguf").read_bytes()
 
 
-def test_lora_changes_each_matrix_as_in_the_run(tmp_path: Path) -> None:
+class AnsweredHere:
+    """A ``LineProcess`` that calls the module of its command in this process."""
+
+    def __init__(self, _: str, command: list[str], log: Path) -> None:
+        assert command[3:5] == ["edge.runtime", "answer_ends"] and log.parent.is_dir()
+        self._arguments = command[5:]
+
+    def __enter__(self) -> AnsweredHere:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def lines(self, *_: object) -> list[dict[str, Any]]:
+        """Return what the module writes."""
+        output = io.StringIO()
+        assert answer_ends.main(self._arguments, output) == 0
+        return [json.loads(line) for line in output.getvalue().splitlines()]
+
+
+def test_lora_changes_each_matrix_as_in_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Alpha over rank times B A; the outputs of query and key are in llama.cpp's order."""
+    monkeypatch.setattr(export, "LineProcess", AnsweredHere)
     merged(tmp_path, "llama")
     export_run(tmp_path / "run", out := tmp_path / "out", form="gguf-lora")
     base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
@@ -194,7 +221,9 @@ def test_lora_changes_each_matrix_as_in_the_run(tmp_path: Path) -> None:
                 model.model.layers[block].get_submodule(old).weight.detach().numpy() for model in (base, changed)
             )
             np.testing.assert_allclose(alpha / len(down) * up @ down, after - before, rtol=1e-4, atol=1e-5)
-    assert (out / "Modelfile").read_text() == 'FROM ./base.gguf\nADAPTER ./lora.gguf\nPARAMETER stop "</s>"\n'
+    stops = ["<|im_start|>", "<|im_end|>"]  # token 3, which ends a text by config.json; and the end of an answer
+    lines = [f'PARAMETER stop "{stop}"' for stop in stops]
+    assert (out / "Modelfile").read_text().splitlines() == ["FROM ./base.gguf", "ADAPTER ./lora.gguf", *lines]
 
 
 def test_facts_are_those_of_the_config(tmp_path: Path) -> None:
@@ -237,6 +266,7 @@ def test_facts_are_those_of_the_config(tmp_path: Path) -> None:
         ("qwen3", {"attention_bias": True}, "attention_bias adds vectors"),
         ("qwen2", {"rope_scaling": LLAMA_3}, "in Llama only, not in qwen2"),
         ("granite", {"rope_scaling": LLAMA_3}, "in Llama only, not in granite"),
+        ("granite", {"residual_multiplier": 0.0}, "residual_multiplier is 0, which llama.cpp takes for none"),
         ("phi3", {}, "does not know llama.cpp's form of a phi3"),
     ],
 )
@@ -324,22 +354,32 @@ def test_byte_level_tokenizers_have_llama_cpps_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "stops"),
+    ("template", "named", "stops"),
     [
-        (chat_models.LLAMA, ["</s>", "<|eot|>"]),
-        (chat_models.GEMMA, ["</s>", "<|end|>"]),
-        (chat_models.QWEN_3, ["</s>", "<|im_end|>"]),
-        (TEMPLATES["chatml"], ["</s>", "<|im_end|>"]),
-        (TEMPLATES["zephyr"], ["</s>"]),
-        ("{{ messages }}", ["</s>"]),
+        (chat_models.LLAMA, None, ["</s>", "<|eot|>"]),
+        (chat_models.MISTRAL, None, ["</s>"]),
+        (chat_models.GEMMA, None, ["</s>", "<|end|>"]),
+        (chat_models.QWEN_3, None, ["</s>", "<|im_end|>"]),
+        (chat_models.GEMMA, "chatml", ["</s>", "<|im_end|>"]),
+        (chat_models.GEMMA, "zephyr", ["</s>"]),
+        (None, None, ["</s>"]),
     ],
 )
-def test_modelfile_stops_where_the_template_ends_an_answer(tmp_path: Path, template: str, stops: list[str]) -> None:
-    """The end of a turn, where that is no end of a text; by the model's own template or a given one."""
-    own = chat_models.write_tokenizer(tmp_path / "own", template)
-    assert end_tokens(own) == end_tokens(chat_models.write_tokenizer(tmp_path / "base"), template) == stops
+def test_modelfile_stops_where_an_answer_ends(
+    tmp_path: Path, template: str | None, named: str | None, stops: list[str]
+) -> None:
+    """At each end of a text of ``generation_config.json``, and at that of a turn by the template of model or job."""
+    folder, job = (
+        chat_models.write_tokenizer(tmp_path, template),
+        Job.from_tables({"model": {"path": "m", "task": CHAT if named else CAUSAL_LM}, "data": {"train": "t"}}),
+    )
+    job = job.with_overrides({} if named is None else {"data.template": named})
+    (folder / "config.json").write_text('{"eos_token_id": 2}')
+    assert stop_texts(job, folder) == stops
     lines = [f'PARAMETER stop "{stop}"' for stop in stops]
     assert modelfile("./a.gguf", stops=stops).splitlines() == ["FROM ./a.gguf", *lines]
+    (folder / "generation_config.json").write_text('{"eos_token_id": [2, 7]}')
+    assert set(stop_texts(job, folder)) == {*stops, "<|eot|>"}
 
 
 def test_pieces_are_scored_by_the_merge_that_makes_them(tmp_path: Path) -> None:
@@ -354,7 +394,9 @@ def test_pieces_are_scored_by_the_merge_that_makes_them(tmp_path: Path) -> None:
 
 def test_command_writes_a_model_for_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three files with their digests; a card that says how it runs; the template that it learned; nothing else."""
-    monkeypatch.setattr("coordinator.api.user_adapters.subprocess.run", calling(merge))
+    merging = SimpleNamespace(**vars(subprocess) | {"run": calling(merge)})
+    monkeypatch.setattr("coordinator.api.user_adapters.subprocess", merging)
+    monkeypatch.setattr(export, "LineProcess", AnsweredHere)
     run, _ = lora_run(tmp_path, "llama", CAUSAL_LM, ALL_MATRICES)
     write_tokenizer(tmp_path / "base", "{{ messages }}")
     job = load_job(run / "job.toml").with_overrides({"model.task": CHAT, "data.template": "zephyr"})
@@ -370,7 +412,9 @@ def test_command_writes_a_model_for_llama_cpp(tmp_path: Path, monkeypatch: pytes
     assert shown.exit_code == 0, shown.output
     assert sorted(path.name for path in out.iterdir()) == ["Modelfile", "README.md", "model.gguf"]
     assert "llama.cpp or Ollama" in shown.stdout.splitlines()[-1]
-    assert (out / "Modelfile").read_text() == 'FROM ./model.gguf\nPARAMETER stop "</s>"\n'
+    assert (
+        out / "Modelfile"
+    ).read_text() == 'FROM ./model.gguf\nPARAMETER stop "<|im_start|>"\nPARAMETER stop "</s>"\n'
     template = gguf.GGUFReader(out / "model.gguf").fields["tokenizer.chat_template"].contents()
     assert "<|assistant|>" in template and "bos_token" not in template
     assert bytes(contents["chat_template.jinja"]).decode() == template
