@@ -36,6 +36,7 @@ from ringtune.ids import naming_node
 from ringtune.job.job import Job
 from ringtune.models.result_files import part_files
 from ringtune.models.weights_by_digest import ModelManifest, agreed_manifest, manifest_from_proto, odd_manifests
+from ringtune.quantities import format_seconds
 from ringtune.schedule.actions import TensorKey
 from ringtune.schedule.course import FrozenWeights
 from ringtune.schedule.turns import Turn
@@ -152,7 +153,9 @@ class AgreedModel:
         with self._changed:
             if not self._changed.wait_for(lambda: self._expected <= self._answered, timeout_s):
                 missing = ", ".join(sorted(self._expected - self._answered))
-                raise DeadlineError(f"waited {timeout_s:g} s for node {missing} to say whether it has the model")
+                raise DeadlineError(
+                    f"waited {format_seconds(timeout_s)} for node {missing} to say whether it has the model"
+                )
             holders = dict(self._holders)
         with self._agreeing:
             if not self._sha256:
@@ -545,7 +548,7 @@ class AgentCalls:
 def read_facts(node: str, reply: control_pb2.InspectReply, *, is_timed: bool) -> NodeFacts:
     """Read the facts of a node from its answer; raises ``IntegrityError``. ``is_timed``: it was to time its work."""
     try:
-        facts = NodeFacts.from_message(read_object(reply.facts_json, f"the facts of node {node}"))
+        facts = NodeFacts.from_message(read_object(reply.facts_json, f"the answer of node {node} with its facts"))
         if is_timed:
             facts.check_times()
     except InvalidInputError as error:

@@ -301,7 +301,14 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
             with _in_time(context):
                 folder = functools.partial(self._upload_folder, stack, context)
                 driver = answer(context, lambda: self._evaluate(request_iterator, folder, caller_of(context)))
-            yield from _follow(driver, context)
+            upload = stack.pop_all()
+
+        def end_upload() -> None:  # also that of a follower who reads nothing and stays
+            driver.join(threading.TIMEOUT_MAX)
+            upload.close()
+
+        threading.Thread(target=end_upload, name="end-upload", daemon=True).start()
+        yield from _follow(driver, context)
 
     def _upload_folder(self, stack: contextlib.ExitStack, context: grpc.ServicerContext) -> Path:
         """Make an empty folder for the files of an upload, which counts until the stack is closed."""

@@ -56,7 +56,7 @@ from ringtune.errors import (
 from ringtune.job.job import Job, parse_job
 from ringtune.models.families import family_named
 from ringtune.models.folder import base_name, read_config, read_headers
-from ringtune.quantities import format_bytes
+from ringtune.quantities import format_bytes, format_seconds
 from ringtune.schedule.access import NOT_PLANNED, CopyBytes
 from ringtune.schedule.migration import Source
 from ringtune.schedule.plan import Plan
@@ -278,7 +278,9 @@ class AgentMigration:
             return
         active.run.stop("another node is lost")
         if not active.run.wait(ANSWER_SHARE * timeout_s):
-            raise DeadlineError(f"node {self._node}: waited {ANSWER_SHARE * timeout_s:g} s for its last action to end")
+            raise DeadlineError(
+                f"node {self._node}: waited {format_seconds(ANSWER_SHARE * timeout_s)} for its last action to end"
+            )
         if active.reporter is not None:
             active.reporter.flush(min(_FLUSH_S, timeout_s))
 

@@ -21,6 +21,7 @@ from ringtune.errors import (
     UsageError,
 )
 from ringtune.ids import check_run_id
+from ringtune.quantities import format_seconds
 from ringtune.run_control.checkpoint import SavedPart, Shard
 from ringtune.schedule.migration import Source
 from ringtune.schedule.plan import Plan
@@ -89,7 +90,9 @@ class Saver:
             StorageError: the disk is full.
         """
         if not self._best_lock.acquire(timeout=max(0.0, timeout_s)):
-            raise DeadlineError(f"node {self._node}: waited {timeout_s:g} s for the best result of step {step}")
+            raise DeadlineError(
+                f"node {self._node}: waited {format_seconds(timeout_s)} for the best result of step {step}"
+            )
         try:
             self._check_open()
             if step > self._best_step:

@@ -45,6 +45,7 @@ from ringtune.costs.memory_sizes import KEPT_KERNELS
 from ringtune.errors import InterruptedRunError, UsageError
 from ringtune.hints import hint_to_install
 from ringtune.machine.process import carry_out, result_within
+from ringtune.quantities import format_seconds
 
 
 def _unmarked(function: Any = None, *_: Any, **__: Any) -> Any:
@@ -263,7 +264,7 @@ class ComputeThread:
 
     def call(self, function: Callable[[], T], *, timeout_s: float, what: str) -> T:
         """Run ``function`` on the thread and return its result; raises ``DeadlineError``."""
-        late = f"waited {timeout_s:g} s for {what}; give more time or a smaller model"
+        late = f"waited {format_seconds(timeout_s)} for {what}; give more time or a smaller model"
         return result_within(self.submit(function), timeout_s, late)
 
     def close(self, timeout_s: float) -> bool:

@@ -42,6 +42,7 @@ from ringtune.errors import (
     sent_by,
 )
 from ringtune.machine.process import carry_out, result_within
+from ringtune.quantities import format_seconds
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.lowering import credit_boundary
 from ringtune.schedule.operation_tables import Operations
@@ -206,7 +207,7 @@ class AgentRun:
         self._queue.put(Call(function, future))
         if self._ended.is_set():
             self._refuse_calls()
-        return result_within(future, timeout_s, f"node {self._node}: waited {timeout_s:g} s for {what}")
+        return result_within(future, timeout_s, f"node {self._node}: waited {format_seconds(timeout_s)} for {what}")
 
     def stop(self, reason: str) -> None:
         """Stop the loop after the current action."""

@@ -46,6 +46,7 @@ from ringtune.errors import (
     error_from_name,
     internal_error,
 )
+from ringtune.quantities import format_seconds
 from ringtune.schedule import actions
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.storage.pieces import Pieces
@@ -165,7 +166,9 @@ class OutLink:
         try:
             failure = self._welcome.get(timeout=timeout_s)
         except queue.Empty:
-            failure = ConnectionFailedError(f"{self._peer} did not answer within {timeout_s:g} s; check that it runs")
+            failure = ConnectionFailedError(
+                f"{self._peer} did not answer within {format_seconds(timeout_s)}; check that it runs"
+            )
         if failure is not None:
             self.close()
             raise failure

@@ -54,8 +54,11 @@ COUNTED_BYTES: Final = CHUNK_BYTES
 _MAX_UNREAD: Final = 64
 """Refusals that wait for their sender; one that reads none, and sends more, is told no more of them."""
 
+_MAX_UNREAD_ACKS: Final = 1 << 14
+"""Acknowledgements that wait for their sender; the connection of one that reads none, and sends more, is ended."""
+
 _MAX_USELESS: Final = 1024
-"""Messages of a node that are refused or dropped in one run: of an honest one the rest of a payload, and no more."""
+"""Messages of a node that are refused or dropped in one placement: of an honest one the rest of a payload, no more."""
 
 _POLL_S: Final = 0.5
 _JOIN_S: Final = 5.0
@@ -105,6 +108,7 @@ class InLink:
         self._hello_wait_s = hello_wait_s
         self._acks: queue.SimpleQueue[ring_pb2.Ack | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._read, name="link-reader", daemon=True)
+        self._cancel: Callable[[], object] = self._end
         self._is_welcome = False
         self._is_forgotten = False
         self.has_spoken = False
@@ -116,6 +120,7 @@ class InLink:
     def acks(self, context: grpc.ServicerContext) -> Iterator[ring_pb2.Ack]:
         """Run the link until it is over; yield the acknowledgements for the sender."""
         deadline_s = time.monotonic() + self._hello_wait_s + _POLL_S
+        self._cancel = context.cancel
         if not context.add_callback(self._end):
             return
         self._thread.start()
@@ -151,7 +156,10 @@ class InLink:
 
     def answer(self, ack: ring_pb2.Ack) -> None:
         """Send an acknowledgement."""
-        self._acks.put(ack)
+        if self._acks.qsize() < _MAX_UNREAD_ACKS:
+            self._acks.put(ack)
+        else:
+            self._cancel()
 
     # ---- the reader -----------------------------------------------------------------------------------
 

@@ -192,6 +192,22 @@ def test_client_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
         Client("127.0.0.1:9")  # its clock may refuse this certificate, which nothing here would tell
 
 
+def test_upload_ends_with_its_evaluation_though_nobody_reads_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight followers that read nothing would keep everybody else from an evaluation."""
+    service, folders, ended = servicer.CoordinatorServicer(cast(Any, None), None), list[Path](), threading.Event()
+    driver = SimpleNamespace(join=ended.wait, events=lambda: iter([control_pb2.RunEvent(done=True)]))
+    monkeypatch.setattr(servicer, "caller_of", lambda context: None)
+    monkeypatch.setattr(service, "_evaluate", lambda inputs, folder, caller: folders.append(folder()) or driver)
+    closed, end_upload = threading.Event(), service._end_upload
+    monkeypatch.setattr(service, "_end_upload", lambda who: (end_upload(who), closed.set()))
+    context: Any = SimpleNamespace(add_callback=lambda callback: True, cancel=lambda: None)
+    assert next(service.Evaluate(iter(()), context)).done
+    assert (service._uploads.total(), folders[0].is_dir()) == (1, True)
+    ended.set()
+    assert closed.wait(CALL_S)
+    assert (service._uploads.total(), folders[0].is_dir()) == (0, False)
+
+
 def test_service_takes_few_results_at_a_time(stub: control_pb2_grpc.CoordinatorStub) -> None:
     """Of uploads that begin and send no more eight are taken; heartbeats are answered meanwhile."""
     asked = control_pb2.EvaluateInput(request=control_pb2.EvaluateRequest(job_toml=job().to_toml()))

@@ -172,7 +172,7 @@ def test_link_open_ends_at_its_deadline() -> None:
     """A peer that never answers the HELLO costs the deadline, not more."""
     with receiver() as node:  # expects no run, so it keeps us waiting
         out = LinkSender(node.address)
-        with pytest.raises(ConnectionFailedError, match=r"did not answer within 0\.2 s"):
+        with pytest.raises(ConnectionFailedError, match="did not answer within 200 ms; check"):
             out.link.open(0.2)
 
 
@@ -276,11 +276,11 @@ def test_link_sink_hears_nothing_after_forget() -> None:
 
 def test_link_to_a_peer_that_answers_without_end_is_lost() -> None:
     """Acknowledgements far beyond the frames, and a long one, close the link, which is not opened again."""
-    for acks, why in (
-        ([ring_pb2.Ack(credits=1)] * 1026, "sent 1,025 acknowledgements of 0 messages; the link is closed"),
-        ([ring_pb2.Ack(refusal="no " * 40_000)], "larger than max"),
+    for acks, reopen_s, why in (
+        ([ring_pb2.Ack(credits=1)] * 1026, WAIT_S, "sent 1,025 acknowledgements of 0 messages; the link is closed"),
+        ([ring_pb2.Ack(refusal="no " * 40_000)], 0.0, "larger than max"),
     ):
-        with receiver(expectation()) as node, sender(node.address, reopen_s=0.0) as out:
+        with receiver(expectation(reopen_s=reopen_s)) as node, sender(node.address, reopen_s=reopen_s) as out:
             run = node.servicer._run
             assert run is not None
             link = run.sources["a"].link

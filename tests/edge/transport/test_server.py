@@ -128,6 +128,27 @@ def test_server_closes_the_link_of_a_node_that_sends_what_nobody_can_use() -> No
         while not isinstance(came := node.sink.next(), Lost):
             pass
         assert came.reason.startswith("node a sent 1,025 messages that are refused, the last one as: ")
+        (refused,) = raw_acks(node, [hello().message("2", is_reopened=True)])
+        assert "does not know the link of node a that is opened again" in refused.refusal
+
+
+def test_server_ends_the_connection_of_a_node_that_reads_no_acknowledgements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credits would wait without end for one that sends on, such as the guest of a prediction over the ring."""
+    monkeypatch.setattr(ring_server, "_MAX_UNREAD_ACKS", 1000)
+    with receiver(expectation()) as node, grpc.insecure_channel(node.address) as channel:
+        messages = queue.SimpleQueue[bytes | None]()
+        messages.put(hello().message())
+        call = channel.stream_stream("/ringtune.v1.Ring/Link")(iter(messages.get, None))
+        next(call)
+        run = node.servicer._run
+        assert run is not None
+        link = run.sources["a"].link
+        assert link is not None
+        for _ in range(10_000):  # of which the connection itself takes some
+            link.answer(ring_pb2.Ack(credits=1, boundary=2))
+        assert node.sink.next() == Lost("a", "the link from node a broke; see that node's log")
+        assert link._acks.qsize() < 1000 + 10  # each that sees the link end wakes its worker
+        call.cancel()
 
 
 def test_refusals_that_nobody_reads_take_no_memory() -> None:
