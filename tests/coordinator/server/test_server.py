@@ -197,9 +197,18 @@ def test_upload_ends_with_its_evaluation_though_nobody_reads_its_events(monkeypa
     service, folders, ended = servicer.CoordinatorServicer(cast(Any, None), None), list[Path](), threading.Event()
     driver = SimpleNamespace(join=ended.wait, events=lambda: iter([control_pb2.RunEvent(done=True)]))
     monkeypatch.setattr(servicer, "caller_of", lambda context: None)
-    monkeypatch.setattr(service, "_evaluate", lambda inputs, folder, caller: folders.append(folder()) or driver)
     closed, end_upload = threading.Event(), service._end_upload
-    monkeypatch.setattr(service, "_end_upload", lambda who: (end_upload(who), closed.set()))
+
+    def evaluate(inputs: object, folder: Callable[[], Path], caller: object) -> SimpleNamespace:
+        folders.append(folder())
+        return driver
+
+    def ended_upload(who: str) -> None:
+        end_upload(who)
+        closed.set()
+
+    monkeypatch.setattr(service, "_evaluate", evaluate)
+    monkeypatch.setattr(service, "_end_upload", ended_upload)
     context: Any = SimpleNamespace(add_callback=lambda callback: True, cancel=lambda: None)
     assert next(service.Evaluate(iter(()), context)).done
     assert (service._uploads.total(), folders[0].is_dir()) == (1, True)

@@ -138,7 +138,8 @@ def test_server_ends_the_connection_of_a_node_that_reads_no_acknowledgements(mon
     with receiver(expectation()) as node, grpc.insecure_channel(node.address) as channel:
         messages = queue.SimpleQueue[bytes | None]()
         messages.put(hello().message())
-        call = channel.stream_stream("/ringtune.v1.Ring/Link")(iter(messages.get, None))
+        method: Any = channel.stream_stream("/ringtune.v1.Ring/Link")
+        call = method(iter(messages.get, None))
         next(call)
         run = node.servicer._run
         assert run is not None
