@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import functools
 import itertools
 import json
 import shutil
@@ -294,6 +295,14 @@ def train(kind: Kind, rate: float, seed: int, steps: int) -> dict[str, Any]:
     }
 
 
+def keep_result(path: Path, train: Callable[[], Mapping[str, Any]]) -> None:
+    """Train and write the result, unless the file has one."""
+    if not path.exists():
+        result = train()
+        write_durably(path, (json.dumps(result) + "\n").encode())
+        say(f"{path.stem}: {result['accuracy']:.4f} in {result['seconds']:.0f} s")
+
+
 def results_of(folder: Path) -> list[dict[str, Any]]:
     """Every result that was kept, by name."""
     return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
@@ -402,10 +411,7 @@ def main() -> int:
             for rate in rates_of(kind, seed, results_of(folder)):
                 steps = options.steps or kind.steps
                 path = folder / f"{kind.name(rate, seed)}.json"
-                if not path.exists():
-                    result = train(kind, rate, seed, steps)
-                    write_durably(path, (json.dumps(result) + "\n").encode())
-                    say(f"{path.stem}: {result['accuracy']:.4f} in {result['seconds']:.0f} s")
+                keep_result(path, functools.partial(train, kind, rate, seed, steps))
     results = results_of(folder)
     groups = at_best(results)
     table = table_text(groups)
