@@ -141,7 +141,10 @@ def read_run(folder: Path, *, needs_result: bool = True) -> SavedRun:
 
 
 def _resume_hint(folder: Path) -> str:
-    """Say how to finish a run without a result: resume it from its newest checkpoint, or repeat it."""
+    """Say how to finish a run without a result: wait for it, resume it from its newest checkpoint, or repeat it."""
+    with contextlib.suppress(IntegrityError):
+        if (place := read_place(folder)) and is_running(place.pid):
+            return f"the run is under way in process {place.pid}; wait for its end"
     steps = RunCheckpoints(folder).steps()
     if not steps:
         none = "the run has not ended and has no checkpoint yet"

@@ -198,7 +198,7 @@ class RunDriver(Driver):
         if node not in self._addresses:
             self._note_refusal("", f"node {node} is not in the run")
             raise IntegrityError(f"node {node} is not in run {self.run_id}; start it again")
-        if request.instance and request.instance != self._instances[node]:
+        if request.instance != self._instances[node]:
             self._note_refusal(node, f"node {node} of the run is another process")
             raise FrameError(f"another process is node {node} of run {self.run_id}; forget it")
         if placed is None or node not in placed.recorder.nodes:

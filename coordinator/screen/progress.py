@@ -286,8 +286,10 @@ class PlainProgress(LineProgress):
             self.note(line)
 
     def step(self, step: Mapping[str, Any]) -> None:
-        """Show the last step, or at most one item every ``_PLAIN_INTERVAL_S`` seconds."""
+        """Show the last step, or at most one item every ``_PLAIN_INTERVAL_S`` seconds; no step that is repeated."""
         is_newest = self._last.take(step)
+        if step["kind"] == STEP_KIND and not is_newest:
+            return
         now_s = time.monotonic()
         if (is_newest and step["step"] == step["num_steps"]) or now_s - self._shown_at_s >= _PLAIN_INTERVAL_S:
             self._shown_at_s = now_s

@@ -491,7 +491,7 @@ class CompletionsServer:
     """
 
     def __init__(self, process: Answering, name: str, bind: str, *, token: str = "") -> None:
-        host, port = split_address(bind, option="--bind")
+        host, port = split_address(bind, option="--bind", example="127.0.0.1:8080")
         self._socket = bound(host, port, bind, what="the API", option="--bind")
         self.address = join_address(host, self._socket.getsockname()[1])
         self._completions = Completions(process, name)

@@ -182,13 +182,14 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         self._pool = ThreadPoolExecutor(max_workers=8)
         self._server = grpc.server(self._pool, options=SERVER_OPTIONS)
         control_pb2_grpc.add_AgentServicer_to_server(self, self._server)
-        self.address = f"{host}:{self._server.add_insecure_port(f'{host}:0')}"
+        self.address = self.instance = f"{host}:{self._server.add_insecure_port(f'{host}:0')}"
         self._server.start()
         self._channel = grpc.insecure_channel(coordinator, options=CLIENT_OPTIONS)
         self.stub = control_pb2_grpc.CoordinatorStub(self._channel)
 
     def join(self, instance: str = "") -> None:
         """Become a member, as this process or another one of the same name."""
+        self.instance = instance or self.address
         self.stub.Join(
             control_pb2.JoinRequest(
                 node=self.node,
@@ -199,7 +200,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
                 device="cpu",
                 threads=1,
                 system="test",
-                instance=instance or self.address,
+                instance=self.instance,
                 wire=self.wire,
             ),
             timeout=CALL_S,
@@ -290,6 +291,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         """A report that says that these turns are done: a step a second, 10 bytes for every send."""
         assert self.plan is not None
         request = control_pb2.ReportRequest(run_id=self.run_id, node=self.node, number=next(self._numbers))
+        request.instance = self.instance
         for turn in turns:
             is_checkpoint = turn.kind is StepKind.CHECKPOINT
             if is_checkpoint:

@@ -77,6 +77,8 @@ from ringtune.schedule.turns import StartPoint, StepKind, Turn
 from ringtune.techniques.replicas import CopyDigest
 
 RESUME: Final = "start it again and --resume the run"
+WITHOUT: Final = "remove it and train anew"
+"""Remedy in place of ``RESUME`` where the lost node is one that computed otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

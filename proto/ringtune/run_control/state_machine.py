@@ -50,6 +50,7 @@ from ringtune.run_control.recovery import (
     NOTHING_KEPT,
     OPENINGS_TURNS,
     RESUME,
+    WITHOUT,
     AwaitedNodes,
     BadSteps,
     DisputedCopies,
@@ -443,7 +444,8 @@ class RunStateMachine:
         if self._recovery is None and lost not in moving.part.nodes:
             self._continue_without(lost, event)
         elif problem := end_reason(lost, self._course, self._kept, self._policy):
-            self._fail(event.error, f"{event.message}; {problem}")
+            remedy = WITHOUT if lost in self.excluded else RESUME
+            self._fail(event.error, f"{event.message}; {problem.replace(RESUME, remedy)}")
         else:
             if not is_lost:
                 self._commands.append(rd.LogNodeError(lost, event.error, event.message))

@@ -219,8 +219,9 @@ def _refused(folder: Path | str, problem: str) -> JobError:
 
 
 def _result_in(folder: Path) -> Path:
-    if (folder / MODEL_FOLDER / CONFIG_FILE).is_file() or (folder / CONFIG_FILE).is_file():
-        raise _refused(folder, "is a whole model; give its folder as model.path, and remove adapter.from")
+    for model in (folder / MODEL_FOLDER, folder):
+        if (model / CONFIG_FILE).is_file():
+            raise _refused(folder, f"is a whole model; set model.path = {str(model)!r}, and remove adapter.from")
     if (folder / USERS_FOLDER).is_dir():
         names = sorted(path.name for path in (folder / USERS_FOLDER).iterdir())
         raise _refused(folder, f"has an adapter for each user; give one, such as {folder / USERS_FOLDER / names[0]}")

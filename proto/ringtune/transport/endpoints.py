@@ -42,11 +42,11 @@ _SIOCGIFADDR = 0x8915  # netdevice(7): the IPv4 address of an interface
 _FAR_AWAY = ("192.0.2.1", "10.255.255.254", "192.168.255.254", "172.31.255.254")
 
 
-def split_address(address: str, *, option: str) -> tuple[str, int]:
-    """Split ``host:port``, with an IPv6 host in brackets; raises ``UsageError`` for another form."""
+def split_address(address: str, *, option: str, example: str = "127.0.0.1:7070") -> tuple[str, int]:
+    """Split ``host:port``, with an IPv6 host in brackets; raises ``UsageError`` with ``example`` for another form."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535 or set(host) & set("/ ,"):
-        raise UsageError(f"{option} {address!r} is not HOST:PORT, e.g. 127.0.0.1:7070")
+        raise UsageError(f"{option} {address!r} is not HOST:PORT, e.g. {example}")
     return host.strip("[]"), int(port)
 
 

@@ -107,6 +107,7 @@ def test_token_is_asked_for_beyond_this_machine_or_if_it_is_given(tmp_path: Path
     assert statuses["token"] not in done.stdout
     done = run_alone("serve", run, "--bind", "127.0.0.1:0", "--token", file)
     assert statuses["found"][-2:] == [401, 200] and "token:" not in done.stdout
+    assert "'localhost' is not HOST:PORT, e.g. 127.0.0.1:8080" in run_alone("serve", run, "--bind", "localhost").stderr
 
 
 def test_process_that_is_lost_ends_the_command(tmp_path: Path, statuses: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -133,14 +134,18 @@ def test_evaluation_audits_nothing(tmp_path: Path) -> None:
 def test_saved_run_that_was_interrupted_says_how_to_go_on(
     tmp_path: Path, place: dict[str, Any] | None, where: str, is_saved: bool
 ) -> None:
-    """From its newest checkpoint if there is one; else it has to be repeated. A run under way looks the same.
+    """From its newest checkpoint if there is one; else it has to be repeated; while it is under way, neither.
 
     The folder may tell where the run was driven, so the command can be typed as it stands.
     """
     folder = write_run(tmp_path / "run")
     (folder / "adapter/adapter.safetensors").unlink()
     if place is not None:
-        RunLocation(run_id="r20260102-030405-00000000", pid=7, **place).write(folder)
+        location = RunLocation(run_id="r20260102-030405-00000000", pid=os.getpid(), **place)
+        location.write(folder)
+        with pytest.raises(InvalidInputError, match=f"is under way in process {os.getpid()}; wait for its end"):
+            read_run(folder)
+        dataclasses.replace(location, pid=1 << 22).write(folder)
     if is_saved:
         (folder / "checkpoints").mkdir()
         (folder / "checkpoints/step-6.json").write_text("{}")

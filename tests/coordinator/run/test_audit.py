@@ -378,6 +378,13 @@ def test_turn_is_closed_once_it_is_checked_and_the_run_goes_on_without_the_host(
     assert "c" not in machine._nodes
 
 
+def test_run_that_needs_the_host_that_computed_otherwise_does_not_ask_for_it_again() -> None:
+    """Nothing is kept yet to go back to; a resumed run would not take that host."""
+    ring = AuditedRing({2: (("c",), "node c computed another result")}, recovery=RecoveryPolicy(begins_anew=False))
+    finish = ring.run().finish
+    assert finish is not None and finish.message.endswith("nothing is kept yet; remove it and train anew")
+
+
 @pytest.mark.parametrize(
     ("nodes", "policy", "remedy"),
     [

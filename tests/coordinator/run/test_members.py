@@ -340,15 +340,18 @@ def test_report_of_a_former_process_is_refused(cluster: FakeCluster) -> None:
     clock: Any = itertools.repeat(coordinator._now_s() + 1.0).__next__
     coordinator._now_s = clock
     about: dict[str, Any] = {"run_id": node.run_id, "node": "a", "number": 1}
-    with pytest.raises(FrameError, match="another process is node a"):
-        coordinator.report(control_pb2.ReportRequest(**about, instance="old"))
+    for instance in ("old", ""):
+        with pytest.raises(FrameError, match="another process is node a"):
+            coordinator.report(control_pb2.ReportRequest(**about, instance=instance))
     assert coordinator.silent_for_s("a", node.address) >= 1.0
     coordinator.report(control_pb2.ReportRequest(**about, instance=node.address))
     assert coordinator.silent_for_s("a", node.address) == 0.0
     for name in ("z", "y"):  # one note: such names have no end
         with pytest.raises(IntegrityError, match=f"node {name} is not in run .*; start it again"):
             going.driver.report(control_pb2.ReportRequest(run_id=node.run_id, node=name, number=1))
-    going.driver.report(control_pb2.ReportRequest(run_id=node.run_id, node="b", number=1, notes=["node b is last"]))
+    last = control_pb2.ReportRequest(run_id=node.run_id, node="b", number=1, notes=["node b is last"])
+    last.instance = cluster.agents["b"].address
+    going.driver.report(last)
     assert going.note_of("a").startswith("node a of the run is another process: a report in its name is refused")
     assert going.note_of("z").startswith("node z is not in the run")
     assert going._notes.get(timeout=CALL_S) == "node b is last"
@@ -361,8 +364,9 @@ def test_members_without_a_part_end_no_run(cluster: FakeCluster) -> None:
 
     def early() -> None:
         node = cluster.agents["b"]
+        report = control_pb2.ReportRequest(run_id=node.inspected.run_id, node="b", instance=node.address)
         with pytest.raises(grpc.RpcError) as caught:
-            node.stub.Report(control_pb2.ReportRequest(run_id=node.inspected.run_id, node="b"), timeout=CALL_S)
+            node.stub.Report(report, timeout=CALL_S)
         told.append(str(error_of_call(caught.value, peer="it")))
 
     cluster.agents["b"].on_inspect = early
@@ -372,9 +376,9 @@ def test_members_without_a_part_end_no_run(cluster: FakeCluster) -> None:
     assert going.note_of("c").startswith("node c may get blocks")
     wrong = control_pb2.StepReport(seq=0, step=1, kind="train")
     for request in (control_pb2.ReportRequest(), control_pb2.ReportRequest(number=1, steps=[wrong])):
-        request.run_id, request.node = going.driver.run_id, "c"
+        request.run_id, request.node, request.instance = going.driver.run_id, "c", cluster.agents["c"].address
         going.driver.report(request)
-    about: dict[str, Any] = {"run_id": going.driver.run_id, "node": "a"}
+    about: dict[str, Any] = {"run_id": going.driver.run_id, "node": "a", "instance": cluster.agents["a"].address}
     for number in (1, 2):
         going.driver.report(control_pb2.ReportRequest(**about, number=number, notes=["node a is here"] * 1000))
     notes = [going.note_of("a") for _ in range(1001)]

@@ -115,6 +115,16 @@ def test_plain_progress_is_terse() -> None:
     assert "\x1b" not in stream.getvalue()
 
 
+def test_plain_progress_shows_no_step_that_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of all parameters that goes back to a checkpoint trains its last steps again."""
+    monkeypatch.setattr("coordinator.screen.progress._PLAIN_INTERVAL_S", 0.0)
+    stream = io.StringIO()
+    shown = PlainProgress(stream)
+    for number in (1, 2, 3, 2, 3, 4):
+        shown.step(step(number))
+    assert [line.partition(":")[0] for line in stream.getvalue().splitlines()] == [f"step {n}/8" for n in (1, 2, 3, 4)]
+
+
 def test_report_of_one_step_with_a_move_counts_the_move_as_training() -> None:
     """One step has no plural and no mean; the seconds of training are those that ``sim`` calls measured."""
     phases = {"training": 2.0, "moving": 0.5}

@@ -100,6 +100,34 @@ def test_reader_of_transformers_finds_the_model_of_the_run(
         assert with_old_rope(read["config"]).get(key, config.get(key)) == config.get(key)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "changes", "tolerance"),
+    [
+        *((model_type, {}, 1e-5) for model_type in ("llama", "mistral", "qwen2", "qwen3")),
+        ("smollm3", SMOLLM_3, 1e-5),
+        *(("gpt2", {}, 1e-2), ("gemma", {}, 1e-2), ("gemma2", GEMMA_2, 1e-2), ("gemma3_text", GEMMA_3, 1e-2)),
+    ],
+)
+def test_llama_cpp_computes_the_probabilities_of_the_run(
+    tmp_path: Path, model_type: str, changes: dict[str, Any], tolerance: float
+) -> None:
+    """Of all tokens; the activation of GPT-2 and Gemma is from a table of 16 bits there."""
+    llama_cpp = pytest.importorskip("xllamacpp", reason="llama.cpp is not there: pip install xllamacpp (a wheel)")
+    model, ids = merged(tmp_path, model_type, **changes), IDS[:, :4]  # the smallest model has 5 positions
+    with torch.no_grad():
+        wanted = model(input_ids=ids, attention_mask=torch.ones_like(ids))["logits"][0, -1].log_softmax(-1)
+    settings = llama_cpp.CommonParams()
+    settings.model.path = str(tmp_path / "model.gguf")
+    settings.warmup, settings.cpuparams.n_threads, settings.verbosity = False, 1, -1
+    exactly = llama_cpp.ggml_type.GGML_TYPE_F32
+    settings.cache_type_k, settings.cache_type_v = exactly, exactly
+    settings.flash_attn_type = llama_cpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    asked = {"prompt": ids[0].tolist(), "max_tokens": 1, "logprobs": len(wanted)}
+    (answer,) = llama_cpp.Server(settings).handle_completions(asked)["choices"][0]["logprobs"]["content"]
+    found = {token["id"]: token["logprob"] for token in answer["top_logprobs"]}
+    assert max(abs(found[token] - value) for token, value in enumerate(wanted.tolist())) <= tolerance
+
+
 def read_by_hand(path: Path, heads: int, kv_heads: int, *, is_interleaved: bool, added: float) -> dict[str, np.ndarray]:
     """Tensors of a GGUF file as transformers has them: pairs of a head are taken apart one by one, norms less one."""
     found = {}
