@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import struct
 import tarfile
 from collections.abc import Mapping
@@ -14,6 +15,8 @@ import numpy as np
 import pytest
 
 from docs.examples import prepare_parts
+from docs.examples.chat.prepare import INSTRUCTION, read_rows
+from docs.examples.chat.prepare import split as split_rows
 from docs.examples.fashion.prepare import Labelled, of_classes, read_idx, write_npz
 from docs.examples.fashion.pretrain import Recipe, pretrain
 from docs.examples.prepare_parts import Package, digest, get, members
@@ -40,10 +43,10 @@ def test_example_job_parses_and_names_what_prepare_writes(name: str) -> None:
         assert (EXAMPLES / name / file).is_file()
 
 
-def test_examples_are_the_three_tasks_that_the_demo_has_not() -> None:
+def test_examples_are_tasks_that_the_demo_has_not() -> None:
     """Each in a folder of its own."""
     tasks = {load_job(EXAMPLES / name / "job.toml").model.task for name in NAMES}
-    assert tasks == {"causal-lm", "question-answering", "image-classification"}
+    assert tasks == {"chat", "causal-lm", "question-answering", "image-classification"}
 
 
 # ---- packages ---------------------------------------------------------------------------------------
@@ -216,6 +219,35 @@ def test_question_rows_keep_all_answers_with_their_places(tmp_path: Path) -> Non
     (tmp_path / "x.json").write_text("[]")
     with pytest.raises(DataError, match="not in the form of SQuAD"):
         read_articles(tmp_path / "x.json")
+
+
+def test_kinds_of_questions_become_answers_and_sentences_are_held_out_whole(tmp_path: Path) -> None:
+    """Only a kind that is right is an answer; no sentence is in both parts, whatever the order of the file."""
+    examples = [
+        {"input": f"Sentence: {sentence}. \nQuestion: {question}? \nCategory: {kind}.", "target": [answer]}
+        for sentence in "abcdef"
+        for question, kind, answer in (
+            ("How long", "Event Duration", "Yes."),
+            ("Still", "Transient v. Stationary", "Yes."),
+            ("How often", "Event Duration", "No."),
+        )
+    ]
+    (tmp_path / "task.json").write_text(json.dumps({"examples": examples}))
+    rows = read_rows(tmp_path / "task.json")
+    assert rows[:2] == [
+        {"instruction": INSTRUCTION, "input": "Sentence: a.\nQuestion: How long?", "output": "Event Duration"},
+        {"instruction": INSTRUCTION, "input": "Sentence: a.\nQuestion: Still?", "output": "Transient v. Stationary"},
+    ]
+    assert len(rows) == 12
+    train, held_out = split_rows(rows, num_held_out=2)
+    sentences = [{row["input"].split("\n")[0] for row in part} for part in (train, held_out)]
+    assert [len(part) for part in sentences] == [4, 2] and not sentences[0] & sentences[1]
+    assert split_rows(rows[::-1], num_held_out=2)[1] == held_out[::-1]
+    with pytest.raises(DataError, match="6 sentences are too few"):
+        split_rows(rows, num_held_out=6)
+    (tmp_path / "task.json").write_text("[]")
+    with pytest.raises(DataError, match="not in the form of subtask 19"):
+        read_rows(tmp_path / "task.json")
 
 
 # ---- images -----------------------------------------------------------------------------------------
