@@ -322,9 +322,11 @@ def _open_link(backend: TorchBackend, active: ActiveRun, target: str, address: s
         try:
             link.open(max(0.1, deadline_s - time.monotonic()))
             return
-        except (FrameError, ConnectionFailedError) as error:
+        except RingTuneError as error:  # of a class that the peer may have chosen
             link.close()
-            if time.monotonic() + _LINK_RETRY_S > deadline_s:
+            active.check_wanted()
+            may_pass = isinstance(error, FrameError | ConnectionFailedError)
+            if not may_pass or time.monotonic() + _LINK_RETRY_S > deadline_s:
                 _require_trust(active.node, target, address, error)
                 failed = type(error)(f"node {active.node} can't send to node {target}: {error}")
                 failed.peer = target

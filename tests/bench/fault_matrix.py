@@ -2,12 +2,13 @@
 
 A ring of two owners and three hosts carries one job in float64 out again and again. In each trial a process is killed,
 stands still for a quarter of its lease, is late, or loses a call, where a failpoint says; in some the authority of
-their certificates is rotated in mid-run. The run has to end by itself
-or, if an owner or nothing but the beginning is lost, to be resumed; with the weights of the undisturbed run (1e-9) and
-with every step and evaluation in the books once.
+their certificates is rotated in mid-run, a host turns hostile (it sends nothing, halves or noise, or takes no links),
+or a second process with a node's certificate comes. The run has to end by itself or, if an owner or nothing but the
+beginning is lost, to be resumed; with the weights of the undisturbed run (1e-9) and with every step and evaluation in
+the books once.
 
-``python -m tests.bench.fault_matrix [--minutes 30] [--seed 0] [--only TEXT] [--go-on]``; exit code 1 if any trial went
-otherwise. With ``--go-on`` what an earlier call has carried out of the matrix is not done again.
+``python -m tests.bench.fault_matrix [--minutes 30] [--seed 0] [--only TEXT ...] [--go-on]``; exit code 1 if any trial
+went otherwise. With ``--go-on`` what an earlier call has carried out of the matrix is not done again.
 """
 
 from __future__ import annotations
@@ -47,6 +48,10 @@ OF_HOSTS = (
 )
 OF_MOVES = ("answer Rest 1", "answered Rest 1", "answer Move 1", "answered Move 1", "answer Fetch 1")
 OF_RECOVERIES = ("answer Rest 1", "answered Rest 1", "answer Move 1", "answered Move 1")
+OF_HOSTILE = (
+    *("send h 9 withhold", "send h 9 cut", "send h 9 garbage", "send h 9 flood"),
+    *("answer Prepare 1 refuse", "answered Grant 3 withhold"),
+)
 CALLS_OF_NODES = ("Report 1", "Report 3", "Report 12", "Keep 2", "Heartbeat 1")
 CALLS_OF_COORDINATOR = (
     *("Inspect 1", "Inspect 4", "Prepare 1", "Prepare 5", "Grant 3", "Grant 9"),
@@ -64,7 +69,8 @@ RANDOM_PLACES = (
 class Case(NamedTuple):
     """A trial: who fails; whether the run has a second placement, two copies, or an owner that is lost and back.
 
-    ``rotation`` is that of the authority in mid-run, with certificates; empty = none, in plain text.
+    ``rotation`` is that of the authority in mid-run, with certificates; empty = none, in plain text. ``duplicate`` is
+    the node of which a second process comes in mid-run, with the same certificate; empty = none.
     """
 
     faults: tuple[Fault, ...]
@@ -72,12 +78,24 @@ class Case(NamedTuple):
     has_two: bool = False
     rotation: str = ""
     comes_back: bool = False
+    duplicate: str = ""
 
     def __str__(self) -> str:
-        """The key of its kept trial; without the last three that of earlier versions."""
+        """The key of its kept trial; without the last four that of earlier versions."""
         more = ", two copies" * self.has_two + (f", {self.rotation} in mid-run" if self.rotation else "")
         more += ", owner lost and back" * self.comes_back
+        more += f", duplicate of {self.duplicate}" * bool(self.duplicate)
         return f"Case(faults={self.faults}, moves={self.moves}){more}"
+
+    @property
+    def names(self) -> list[str]:
+        """What ``--only`` looks at: the case, and each order."""
+        return [str(self), *(f"{name}: {order}" for name, order in self.faults)]
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether nodes have certificates."""
+        return bool(self.rotation or self.duplicate)
 
 
 def matrix() -> Iterator[Case]:
@@ -102,6 +120,9 @@ def matrix() -> Iterator[Case]:
         yield from (Case((Fault(victim, f"call {call} {failure}"),)) for victim in "acd" for call in CALLS_OF_NODES)
         yield from (Case((Fault(COORDINATOR, f"call {call} {failure}"),)) for call in CALLS_OF_COORDINATOR)
     yield from (Case((Fault("d", f"{place} delay 2"),)) for place in ("forward* 9", "send h 9", "write step-8* 1"))
+    yield from (Case((Fault(victim, order),)) for order in OF_HOSTILE for victim in HOSTS)
+    yield from (Case((), duplicate=node) for node in (*OWNERS, *HOSTS))
+    yield Case((Fault("d", "after backward 9 kill"),), duplicate="c")
     for rotation in (WHOLE, BEGUN):
         yield Case((), rotation=rotation)
         yield from (
@@ -130,12 +151,12 @@ def carry_out(cases: Iterable[Case], *, all_fail: bool, kept: KeptTrials) -> lis
     found, ahead = [], iter(cases)
     case = next(ahead, None)
     while case is not None:
-        is_encrypted = bool(case.rotation)
+        is_encrypted = case.is_encrypted
         with (
             tempfile.TemporaryDirectory(prefix="ringtune-faults-") as folder,
             faulty_ring(Path(folder), is_encrypted=is_encrypted) as ring,
         ):
-            while case is not None and bool(case.rotation) == is_encrypted:
+            while case is not None and case.is_encrypted == is_encrypted:
                 earlier = kept.of(str(case))
                 try:
                     trial = (
@@ -147,6 +168,7 @@ def carry_out(cases: Iterable[Case], *, all_fail: bool, kept: KeptTrials) -> lis
                             has_two=case.has_two,
                             rotation=case.rotation,
                             comes_back=case.comes_back,
+                            duplicate=case.duplicate,
                         )
                     )
                 except AssertionError as error:  # it does not end, say: the others get a ring of their own
@@ -214,15 +236,18 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the random faults")
     parser.add_argument(
         "--only",
-        default="",
-        help="of the matrix only the orders with this text; 'two copies', 'rotation', 'lost and back'",
+        nargs="+",
+        default=[],
+        metavar="TEXT",
+        help="of the matrix only the orders with one of these texts; 'two copies', 'rotation', 'lost and back', "
+        "'duplicate'; 'd: send h 9 cut'",
     )
     parser.add_argument("--go-on", action="store_true", help="with what earlier calls have carried out of the matrix")
     options = parser.parse_args()
     cases = [
         case
         for case in matrix()
-        if options.only in f"{case}" or any(options.only in f"{name}: {order}" for name, order in case.faults)
+        if not options.only or any(text in name for text in options.only for name in case.names)
     ]
     found = carry_out(cases, all_fail=True, kept=KeptTrials("fault_matrix", go_on=options.go_on))
     figures = {"matrix": summary(found)}

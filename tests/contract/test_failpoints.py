@@ -25,7 +25,18 @@ def unnamed() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "kill", "backward kill", "backward 0 kill", "backward x kill", "a 1 burn", "a 1 delay", "1 kill"]
+    "text",
+    [
+        "",
+        "kill",
+        "backward kill",
+        "backward 0 kill",
+        "backward x kill",
+        "a 1 burn",
+        "a 1 delay",
+        "a 1 scale-turns",
+        "1 kill",
+    ],
 )
 def test_what_is_no_order_is_refused(text: str) -> None:
     """A test with a typing mistake does not pass as one in which nothing fails."""

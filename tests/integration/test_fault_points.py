@@ -96,3 +96,22 @@ def test_run_moves_though_a_call_is_lost(faulty: FaultyRing, call: str) -> None:
     victim = "c" if call.startswith("Fetch") else COORDINATOR
     trial = faulty.trial(Fault(victim, f"call {call}"), moves=True)
     assert trial.is_good and not trial.ended and not trial.recoveries, trial
+
+
+@pytest.mark.promise("1 partition invariance")
+@pytest.mark.parametrize(
+    ("faults", "duplicate"),
+    [
+        *(pytest.param((Fault(name, "send h 5 garbage"),), "", id=f"garbage of {name}") for name in ("c", "d", "e")),
+        *(pytest.param((), name, id=f"duplicate of {name}") for name in ("a", "c", "d")),
+    ],
+)
+@pytest.mark.sampled(1)
+def test_noise_of_a_hostile_host_or_a_second_process_of_a_node_changes_nothing(
+    faulty: FaultyRing, faults: tuple[Fault, ...], duplicate: str
+) -> None:
+    """Random messages between good ones are refused; the second process ends, as its name is taken."""
+    trial = faulty.trial(*faults, duplicate=duplicate)
+    assert trial.is_good and not trial.ended and not trial.recoveries, trial
+    logs = "".join(map(faulty.cluster.log, faulty.cluster.names))
+    assert all(f"refused a frame from {victim}: " in logs for victim, _ in faults)

@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 import json
 import os
+import shutil
 import signal
 import socket
 import tempfile
@@ -219,18 +220,41 @@ class Nodes:
     def spawn(self, name: str, coordinator: str, *options: str) -> None:
         """Start an agent."""
         measured.recall([self.state(name)])
-        arguments = ["--coordinator", coordinator, "--name", name, *options]
-        arguments += ["--bind", f"127.0.0.1:{self.ports[name]}", "--advertise", f"127.0.0.1:{self.advertised[name]}"]
-        arguments += ["--threads", "1", "--memory", "1GiB", *self.more.get(name, ())]
-        arguments += ["--state", str(self.state(name))]
-        if name in self.owners:
-            share = f"{self.owners.index(name)}/{len(self.owners)}"
-            arguments += ["--data", str(self.train), "--eval-data", str(self.eval), "--share", share]
+        arguments = self._arguments(name, coordinator, self.ports[name], self.advertised[name], self.state(name))
+        arguments += options
         log = self.folder / f"{name}.log"
         agent = TEMPLATE.get().start(arguments, log=log, environment=self._environment)
         AGENTS.add(agent)
         leaks.KEPT.add(agent.pid)  # it may outlive the test that started it
         self.agents[name] = agent
+
+    def _arguments(self, name: str, coordinator: str, port: int, advertised: int, state: Path) -> list[str]:
+        arguments = ["--coordinator", coordinator, "--name", name, "--state", str(state)]
+        arguments += ["--bind", f"127.0.0.1:{port}", "--advertise", f"127.0.0.1:{advertised}"]
+        arguments += ["--threads", "1", "--memory", "1GiB", *self.more.get(name, ())]
+        if name in self.owners:
+            share = f"{self.owners.index(name)}/{len(self.owners)}"
+            arguments += ["--data", str(self.train), "--eval-data", str(self.eval), "--share", share]
+        return arguments
+
+    def run_duplicate(self, name: str, coordinator: str) -> tuple[int | None, str]:
+        """Start a second process of a node, with a copy of its folder (of its certificate) and a port of its own.
+
+        Return its exit code, and what it wrote; it tries to join once.
+        """
+        with tempfile.TemporaryDirectory(prefix="ringtune-duplicate-") as folder:
+            state, log, port = Path(folder) / "state", Path(folder) / "log", free_port()
+            shutil.copytree(self.state(name), state)
+            arguments = [*self._arguments(name, coordinator, port, port, state), "--join-s", "0.1"]
+            agent = TEMPLATE.get().start(arguments, log=log, environment={})
+            AGENTS.add(agent)
+            try:
+                return agent.wait(START_S), log.read_text(errors="replace")
+            finally:
+                agent.send_signal(signal.SIGKILL)
+                agent.wait(START_S)
+                agent.close_input()
+                AGENTS.discard(agent)
 
     def state(self, name: str) -> Path:
         """The folder of an agent."""

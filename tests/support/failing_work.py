@@ -1,15 +1,18 @@
 """A run's executor and links that fail where a failpoint says.
 
 The places are ``forward``, ``backward`` and the other names of operations, each ``after`` one too, ``send h``,
-``receive h`` and those of the other payloads.
+``receive h`` and those of the other payloads. Below them stands what a hostile process does instead of its work.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+import os
+import random
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
+from ringtune.errors import TrustError
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from tests.support import failpoints
 from tests.support.failpoints import Failure
@@ -28,9 +31,16 @@ class _Around:
 class FailingExecutor(_Around):
     """Around an ``Executor``: fails before and after each action, and when something arrived is taken."""
 
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self._wrong: set[int] = set()
+
     def run(self, action: Action) -> tuple[tuple[str, float], ...]:
         """Do an action."""
         failpoints.reached(action.op.name)
+        hostile = failpoints.hostile()
+        if hostile is not None and hostile.failure is Failure.SCALE_TURNS and action.op is Op.BACKWARD:
+            return self._scaled(action, hostile.amount)
         values: tuple[tuple[str, float], ...] = self._inner.run(action)
         order = failpoints.reached(f"after {action.op.name}")
         if order is not None and order.failure is Failure.SPOIL:
@@ -41,6 +51,27 @@ class FailingExecutor(_Around):
                 if value.grad is not None:
                     value.grad *= 1.001
         return values
+
+    def _scaled(self, action: Action, share: float) -> tuple[tuple[str, float], ...]:
+        """Do a backward; in a turn that is drawn its gradients are 1.001 times as large.
+
+        Those that go to the node below are as they should be. Each drawn turn is written down once.
+        """
+        turn = self._inner._items[action.seq].item.turn
+        if random.Random(f"{os.getpid()} {turn}").random() >= share:
+            found: tuple[tuple[str, float], ...] = self._inner.run(action)
+            return found
+        if turn not in self._wrong:
+            self._wrong.add(turn)
+            failpoints.write_done(f"turn {turn}")
+        trained = self._inner.part.trained
+        before = {name: None if value.grad is None else value.grad.clone() for name, value in trained.items()}
+        found = self._inner.run(action)
+        for name, value in trained.items():
+            if value.grad is not None:
+                old = before[name]
+                value.grad += 0.001 * (value.grad if old is None else value.grad - old)
+        return found
 
     def _spoil(self) -> None:
         """Make a gradient infinite, as a fault of the memory does."""
@@ -94,3 +125,54 @@ def failing_run(make: Callable[..., Any]) -> Callable[..., Any]:
         return make(executor=FailingExecutor(executor), links=around, **more)
 
     return made
+
+
+_GARBAGE: Final = 5
+"""Random messages before each good one: in a run of the matrix fewer than a node reads of what it has to refuse."""
+
+
+def _altered(messages: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield the messages of one payload, as a process sends them that may be hostile."""
+    order = failpoints.hostile()
+    match order.failure if order is not None else None:
+        case Failure.WITHHOLD:
+            return
+        case Failure.CUT:
+            yield from (message[: len(message) // 2] for message in messages)
+        case Failure.GARBAGE:
+            yield from (os.urandom(1000) for _ in range(_GARBAGE))
+            yield from messages
+        case Failure.FLOOD:
+            while True:
+                yield os.urandom(1000)
+        case _:
+            yield from messages
+
+
+def altering(put: Callable[..., None]) -> Callable[..., None]:
+    """Return what queues a payload of a link whose messages a hostile process alters."""
+    return lambda link, entry: put(link, entry._replace(encode=lambda: _altered(entry.encode())))
+
+
+def deaf(on_ack: Callable[..., None]) -> Callable[..., None]:
+    """Return what takes an acknowledgement, of which a hostile process does not mind a refusal."""
+
+    def taken(active: Any, target: str, ack: Any) -> None:
+        on_ack(active, target, ack if failpoints.hostile() is None else ack._replace(refusal="", error=""))
+
+    return taken
+
+
+def refusing(accept: Callable[..., None]) -> Callable[..., None]:
+    """Return what accepts a link, which a hostile process may refuse."""
+
+    def accepted(link: Any) -> None:
+        order = failpoints.hostile()
+        if order is not None and order.failure is Failure.REFUSE:
+            from edge.transport.server import refusal
+
+            link._acks.put(refusal(TrustError("not today")))
+        else:
+            accept(link)
+
+    return accepted

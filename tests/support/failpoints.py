@@ -10,9 +10,12 @@ with the name of the process, as ``node-1``, orders one failure::
     call Report 2 drop-reply      the second report reaches the coordinator, but its answer does not come back
     after backward 3 spoil        a gradient is infinite after the third backward
     after backward 3 scale        the gradients are multiplied by 1.001 after the third backward
+    send h 9 withhold             from the ninth hidden state on it sends nothing to its neighbours (``HOSTILE``)
+    backward 1 scale-turns 0.05   its gradients are 1.001 times as large in drawn turns, a twentieth of all
 
-A failure happens once: its file gets the suffix ``.done`` in the moment before. The file may come, go and change while
-the process runs. Places are counted from when the file is there. Precedent: the failpoints of etcd (gofail).
+A failure happens once: its file gets the suffix ``.done`` in the moment before. A hostile one lasts until the process
+ends. The file may come, go and change while the process runs. Places are counted from when the file is there.
+Precedent: the failpoints of etcd (gofail).
 """
 
 from __future__ import annotations
@@ -47,45 +50,66 @@ class Failure(StrEnum):
     DROP_REPLY = "drop-reply"
     SPOIL = "spoil"
     SCALE = "scale"
+    WITHHOLD = "withhold"
+    CUT = "cut"
+    GARBAGE = "garbage"
+    FLOOD = "flood"
+    REFUSE = "refuse"
+    SCALE_TURNS = "scale-turns"
+
+
+HOSTILE: Final = frozenset(
+    {Failure.WITHHOLD, Failure.CUT, Failure.GARBAGE, Failure.FLOOD, Failure.REFUSE, Failure.SCALE_TURNS}
+)
+"""What a node of the plan does from then on whose code was changed: it sends nothing; each message cut in half; random
+messages before each one, or without end; it takes no links; it scales its gradients in drawn turns. It is deaf to
+refusals."""
+_NUMBERED: Final = (Failure.DELAY, Failure.SCALE_TURNS)
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
     """One failure: at the ``count``-th time of a place whose name matches ``place``, from 1.
 
-    ``seconds`` is for how long a delay takes.
+    ``amount`` is for how many seconds a delay takes, or the share of turns that are scaled.
     """
 
     place: str
     count: int
     failure: Failure
-    seconds: float = 0.0
+    amount: float = 0.0
 
     @classmethod
     def parse(cls, text: str) -> Order:
-        """Read ``PLACE COUNT FAILURE [SECONDS]``; the place may have spaces and the wildcards of file names."""
+        """Read ``PLACE COUNT FAILURE [AMOUNT]``; the place may have spaces and the wildcards of file names."""
         words = text.split()
-        seconds = float(words.pop()) if len(words) > 3 and words[-2] == Failure.DELAY else 0.0
+        amount = float(words.pop()) if len(words) > 3 and words[-2] in _NUMBERED else 0.0
         try:
             *place, count, failure = words
-            order = cls(" ".join(place), int(count), Failure(failure), seconds)
+            order = cls(" ".join(place), int(count), Failure(failure), amount)
         except ValueError:
-            raise UsageError(f"{text!r} is no failpoint; write PLACE COUNT FAILURE [SECONDS]") from None
-        if not order.place or order.count < 1 or (order.failure is Failure.DELAY) != (seconds > 0):
-            raise UsageError(f"{text!r} is no failpoint: a place, a count from 1, and seconds for a delay are asked")
+            raise UsageError(f"{text!r} is no failpoint; write PLACE COUNT FAILURE [AMOUNT]") from None
+        if not order.place or order.count < 1 or (order.failure in _NUMBERED) != (amount > 0):
+            raise UsageError(
+                f"{text!r} is no failpoint: a place, a count from 1, and a number for {', '.join(_NUMBERED)} are asked"
+            )
         return order
 
     def __str__(self) -> str:
         """As it stands in a file."""
-        tail = f" {self.seconds:g}" if self.failure is Failure.DELAY else ""
+        tail = f" {self.amount:g}" if self.failure in _NUMBERED else ""
         return f"{self.place} {self.count} {self.failure}{tail}"
 
 
 class Failpoints:
-    """The failures of one process, as a folder orders them. Safe for threads."""
+    """The failures of one process, as a folder orders them. Safe for threads.
+
+    ``hostile`` is the hostile order that has begun; None = none has.
+    """
 
     def __init__(self, folder: Path, name: str) -> None:
         self._path = folder / name
+        self.hostile: Order | None = None
         self._lock = threading.Lock()
         self._order: Order | None = None
         self._stamp = (0, 0)
@@ -100,8 +124,20 @@ class Failpoints:
             self._left -= 1
             if self._left:
                 return None
-            self._path.rename(self._path.with_name(self._path.name + DONE_SUFFIX))
+            self._path.rename(self._done)
+            if order.failure in HOSTILE:
+                self.hostile = order
+                return None
             return order
+
+    @property
+    def _done(self) -> Path:
+        return self._path.with_name(self._path.name + DONE_SUFFIX)
+
+    def write_done(self, line: str) -> None:
+        """Add a line to the file of the order that has begun, for who reads what the process has done."""
+        with self._lock, self._done.open("a") as file:
+            file.write(f"\n{line}")
 
     def _read(self) -> Order | None:
         try:
@@ -128,7 +164,7 @@ def arm(name: str, folder: Path) -> None:
     from ringtune.storage import durable
     from ringtune.transport import tls
     from tests.support.failing_calls import FailingAnswers, FailingCalls
-    from tests.support.failing_work import failing_run
+    from tests.support.failing_work import altering, deaf, failing_run, refusing
 
     disarm()
     _own = Failpoints(folder, name)
@@ -146,7 +182,14 @@ def arm(name: str, folder: Path) -> None:
     _replace(tls, "secure_channel", channel)
     _replace(grpc, "server", server)
     if (preparing := sys.modules.get("edge.agent.agent")) is not None:
+        from edge.agent.active_run import ActiveRun
+        from edge.transport.link import OutLink
+        from edge.transport.server import InLink
+
         _replace(preparing, "AgentRun", failing_run)
+        _replace(OutLink, "_put", altering)
+        _replace(ActiveRun, "on_ack", deaf)
+        _replace(InLink, "_accept_link", refusing)
 
 
 def disarm() -> None:
@@ -161,6 +204,17 @@ def _replace(module: Any, name: str, make: Callable[[Any], Any]) -> None:
     found = getattr(module, name)
     _REPLACED.append((module, name, found))
     setattr(module, name, make(found))
+
+
+def hostile() -> Order | None:
+    """Return the hostile order that has begun in this process; None = none has."""
+    return _own.hostile if _own is not None else None
+
+
+def write_done(line: str) -> None:
+    """Add a line to the file of the hostile order of this process."""
+    if _own is not None:
+        _own.write_done(line)
 
 
 def reached(place: str) -> Order | None:
@@ -179,7 +233,7 @@ def reached(place: str) -> Order | None:
         case Failure.STOP:
             os.kill(os.getpid(), signal.SIGSTOP)
         case Failure.DELAY:
-            time.sleep(order.seconds)
+            time.sleep(order.amount)
         case Failure.ERROR:
             raise OSError(5, f"the failpoint {order}")
         case _:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from coordinator.run.run_text import is_step
 from coordinator.server.certificate_authority import ADMIN, TrustKeeper
-from ringtune.errors import PeerLostError
+from ringtune.errors import BusyError, PeerLostError
 from ringtune.job.job import Job
 from ringtune.run_control.checkpoint import Resume
 from ringtune.schedule.plan import Plan
@@ -22,7 +22,7 @@ from ringtune.transport.speaker import speaking_as
 from ringtune.v1 import control_pb2
 from tests.support import failpoints, reference
 from tests.support.cluster import LEASE_S, RUN_S, START_S, Cluster, Follower, Hold, Outcome
-from tests.support.failpoints import DONE_SUFFIX, Failure, Order
+from tests.support.failpoints import DONE_SUFFIX, HOSTILE, Failure, Order
 from tests.support.moves import Slices, moving
 from tests.support.results import datasets_of, largest_difference, reference_of, trained, turns_of
 from tests.support.trust_parts import token_option, trusted, write_tokens
@@ -36,7 +36,9 @@ RING: Slices = (("a", 0, 1), ("c", 1, 2), ("d", 2, 3), ("e", 3, 4))
 ELSEWHERE: Slices = (("a", 0, 1), ("d", 1, 3), ("c", 3, 4))
 """The placement of the last steps of a run that moves."""
 ROTATE_AT = 5
-"""The step of a run after which its authority is rotated."""
+"""The step of a run after which its authority is rotated, or a second process of a node comes."""
+HOSTILE_WAIT_S = 20.0
+"""``runtime.wait_s`` of a run with a hostile node: the time for a message, and for the next placement."""
 WHOLE, BEGUN = "rotation", "begun rotation"
 """Of a trial: the run stands still until the old authority is gone, or goes on meanwhile."""
 STOPPED_S = 1.5
@@ -67,6 +69,8 @@ class Trial:
         wall_s: of the whole trial.
         rotation: of the authority, that the trial had; empty = none.
         has_rotated: whether it is over.
+        duplicate: the node of which a second process came in mid-run; empty = none did.
+        is_refused: whether it ended because its name is taken.
     """
 
     faults: tuple[Fault, ...]
@@ -81,6 +85,8 @@ class Trial:
     wall_s: float
     rotation: str = ""
     has_rotated: bool = True
+    duplicate: str = ""
+    is_refused: bool = True
 
     @property
     def is_good(self) -> bool:
@@ -90,7 +96,8 @@ class Trial:
         """
         may_end = not self.ended or self.ended.startswith(PeerLostError.__name__)
         is_equal = self.difference <= 1e-9 and self.has_right_books
-        return self.failed == len(self.faults) and may_end and is_equal and self.has_rotated
+        has_all = self.failed == len(self.faults) and self.has_rotated and self.is_refused
+        return has_all and may_end and is_equal
 
 
 class FaultyRing:
@@ -115,6 +122,7 @@ class FaultyRing:
         self._with_two = still.with_copies(True, 2)
         self._long: Job = self.job.with_overrides({"recovery.owners": "skip", "train.max_steps": 3 * STEPS})
         self._long_plan = cluster.plan_on(self._long, RING).with_copies(True)
+        self._impatient: Job = self.job.with_overrides({"runtime.wait_s": HOSTILE_WAIT_S})
         one = reference.train(self.job, still, cluster.model, datasets_of(cluster, self.job))
         self._wanted, self._books = one.adapter() | one.head(), _books_of(still)
 
@@ -136,7 +144,13 @@ class FaultyRing:
         return self._orders / f"{fault.victim}{DONE_SUFFIX}"
 
     def trial(
-        self, *faults: Fault, moves: bool = False, has_two: bool = False, rotation: str = "", comes_back: bool = False
+        self,
+        *faults: Fault,
+        moves: bool = False,
+        has_two: bool = False,
+        rotation: str = "",
+        comes_back: bool = False,
+        duplicate: str = "",
     ) -> Trial:
         """Carry the job out while processes fail; start them again, and resume the run if it has ended.
 
@@ -146,8 +160,10 @@ class FaultyRing:
             has_two: whether it has two copies of what hosts train.
             rotation: of the authority in mid-run, ``WHOLE`` or ``BEGUN``; empty = none.
             comes_back: whether the run leaves out an owner that is killed, and takes it back while it trains.
+            duplicate: the node of which a second process comes in mid-run; empty = none.
         """
-        job = self._long if comes_back else self.job
+        hostile = [fault.victim for fault in faults if Order.parse(fault.order).failure in HOSTILE]
+        job = self._long if comes_back else self._impatient if hostile else self.job
         began_s = time.monotonic()
         for fault in faults:
             self._order(fault)
@@ -155,8 +171,9 @@ class FaultyRing:
         helper = threading.Thread(target=self._let_go_on, args=(faults, over))
         helper.start()
         rotate = Rotate(self._keeper, is_whole=rotation == WHOLE) if rotation and self._keeper else None
-        if rotate is not None:
-            self.cluster.coordinator.sinks.append(rotate)
+        second = Duplicate(self.cluster, duplicate) if duplicate else None
+        sinks = [sink for sink in (rotate, second) if sink is not None]
+        self.cluster.coordinator.sinks.extend(sinks)
         try:
             hold = Hold(self.cluster, 1, after="recovery") if comes_back else None
             follower = self._follow(job, moves=moves, has_two=has_two, hold=hold)
@@ -167,8 +184,8 @@ class FaultyRing:
         finally:
             over.set()
             helper.join()
-            if rotate is not None:
-                self.cluster.coordinator.sinks.remove(rotate)
+            for sink in sinks:
+                self.cluster.coordinator.sinks.remove(sink)
         failed = [self._done(fault) for fault in faults if self._done(fault).exists()]
         failed_unix_s = min((path.stat().st_ctime for path in failed), default=ended_unix_s)
         for fault in faults:
@@ -176,6 +193,9 @@ class FaultyRing:
         ended = f"{outcome.error}: {outcome.message}" if outcome.error else ""
         recoveries = outcome.of_kind("recovery")
         books = _books(outcome)
+        for name in hostile:  # an honest process takes its place
+            self.cluster.signal(name, signal.SIGKILL)
+            self.cluster.agents[name].wait(START_S)
         self.cluster.revive()
         if not outcome.is_done:
             outcome, books = self._resume(outcome, moves=moves, has_two=has_two)
@@ -198,6 +218,8 @@ class FaultyRing:
             noticed_s=went_on_unix_s - failed_unix_s,
             rotation=rotation,
             has_rotated=rotate is None or rotate.has_ended(),
+            duplicate=duplicate,
+            is_refused=second is None or second.is_refused,
             wall_s=time.monotonic() - began_s,
         )
 
@@ -269,6 +291,22 @@ class Rotate:
         while self._keeper.rotation_state(()) is not None and time.monotonic() < deadline_s:
             time.sleep(0.02)
         return self._steps >= ROTATE_AT and self._keeper.rotation_state(()) is None
+
+
+class Duplicate:
+    """Starts a second process of a node after a step of a run, whose events it gets; the run waits until it ends."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self._cluster, self._name = cluster, name
+        self._steps = 0
+        self.is_refused = False
+
+    def __call__(self, event: control_pb2.RunEvent) -> None:
+        """Count a step; start it after the one at which it is time."""
+        self._steps += event.WhichOneof("event") == "step_json"
+        if event.WhichOneof("event") == "step_json" and self._steps == ROTATE_AT:
+            code, text = self._cluster.run_duplicate(self._name, self._cluster.address)
+            self.is_refused = code == BusyError.exit_code and f"the name {self._name} is taken by the node at" in text
 
 
 @contextmanager
