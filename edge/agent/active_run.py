@@ -328,7 +328,8 @@ def _open_link(backend: TorchBackend, active: ActiveRun, target: str, address: s
             may_pass = isinstance(error, FrameError | ConnectionFailedError)
             if not may_pass or time.monotonic() + _LINK_RETRY_S > deadline_s:
                 _require_trust(active.node, target, address, error)
-                failed = type(error)(f"node {active.node} can't send to node {target}: {error}")
+                kind = FrameError if isinstance(error, FrameError) else ConnectionFailedError
+                failed = kind(f"node {active.node} can't send to node {target}: {error}")
                 failed.peer = target
                 raise failed from error
             _LOG.debug("link to %s not open yet: %s", target, error)

@@ -99,7 +99,7 @@ def test_membership_waits_for_a_dead_namesake(monkeypatch: pytest.MonkeyPatch) -
     assert coordinator.beaten.wait(WAIT_S)
     member.leave()
     assert coordinator.calls[:4] == ["join"] * 4
-    assert coordinator.calls[-1] == "leave"
+    assert set(coordinator.calls[4:]) == {"beat", "leave"}  # a beat may be under way while the node leaves
 
 
 def test_membership_join_gives_up_with_the_reason() -> None:
