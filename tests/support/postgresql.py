@@ -52,15 +52,17 @@ def _tools() -> Path:
 @contextlib.contextmanager
 def postgresql() -> Iterator[PostgreSql]:
     """Start one, with its data in a temporary folder; end it with the context."""
-    tools, user, port = _tools(), _USER if os.getuid() == 0 else None, free_port()
+    tools, port = _tools(), free_port()
+    # Not subprocess's ``user``: its child runs gRPC's handlers of forks, whose thread may end it before it executes.
+    as_user = ["runuser", "-u", _USER, "--"] if os.getuid() == 0 else []
     with tempfile.TemporaryDirectory(prefix="ringtune-") as folder:  # other users may enter those above it
-        if user is not None:
-            shutil.chown(folder, user)
+        if as_user:
+            shutil.chown(folder, _USER)
         data = f"{folder}/data"
 
         def run(name: str, *arguments: str) -> None:
-            command = [str(tools / name), "-D", data, *arguments]
-            subprocess.run(command, check=True, timeout=RUN_S, user=user, cwd=folder, stdout=subprocess.DEVNULL)  # noqa: S603
+            command = [*as_user, str(tools / name), "-D", data, *arguments]
+            subprocess.run(command, check=True, timeout=RUN_S, cwd=folder, stdout=subprocess.DEVNULL)  # noqa: S603
 
         run("initdb", "-U", "ringtune", "--auth=trust", "--no-sync")
         options = f"-c listen_addresses=127.0.0.1 -c port={port} -c unix_socket_directories={folder} -c fsync=off"
