@@ -311,7 +311,9 @@ def test_calls_far_beyond_the_rate_close_their_connection(monkeypatch: pytest.Mo
         speaking_as(speaker_of("evil")),
         open_channel(server.address, peer=COORDINATOR.identity.party) as channel,
     ):
+        others = set(threading.enumerate())
         channel.subscribe(states.put)
+        watchers = set(threading.enumerate()) - others
         stub, told = control_pb2_grpc.CoordinatorStub(channel), list[grpc.StatusCode]()
         for _ in range(3):
             call = stub.Heartbeat.future(control_pb2.HeartbeatRequest(node="evil"), timeout=WAIT_S)
@@ -321,6 +323,10 @@ def test_calls_far_beyond_the_rate_close_their_connection(monkeypatch: pytest.Mo
             pass
         stub.Heartbeat.future(control_pb2.HeartbeatRequest(node="evil"), timeout=WAIT_S).code()
         assert states.get(timeout=WAIT_S) is not grpc.ChannelConnectivity.READY
+        channel.unsubscribe(states.put)
+        for watcher in watchers:  # gRPC's own thread raises if its channel closes between two of its looks
+            watcher.join(WAIT_S)
+            assert not watcher.is_alive()
 
 
 def test_queue_of_calls_is_longer_than_a_member_makes_it(monkeypatch: pytest.MonkeyPatch) -> None:
