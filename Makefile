@@ -55,8 +55,9 @@ help:
 setup: $(STAMP)
 
 # torch comes first and by itself, so that TORCH can name an index or a file that has nothing else.
+# The newest pip finds versions in a third of the seconds of the one that Python 3.11 brings.
 define install
-test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+test -x $(BIN)/python || $(PYTHON) -m venv --upgrade-deps $(VENV)
 @echo "fetching torch and the packages of ringtune[$(1)] into $(VENV), only the first time ..."
 $(PIP) install $(PIP_ARGS) $(TORCH)
 $(PIP) install $(PIP_ARGS) --quiet -e '.[$(1)]'
