@@ -15,15 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from coordinator.api.gguf import (
-    LORA_NAME,
-    MODEL_NAME,
-    MODELFILE,
-    check_model,
-    modelfile,
-    write_lora,
-    write_model,
-)
+from coordinator.api.gguf import LORA_NAME, MODEL_NAME, MODELFILE, check_model, modelfile, write_lora, write_model
 from coordinator.api.model_card import Card, adapter_card, base_is_tower, gguf_card, peft_card, whole_model_card
 from coordinator.api.text_process import LineProcess
 from coordinator.api.user_adapters import adapter_of, as_of, check_can_merge, merge_into, require_user

@@ -95,14 +95,7 @@ def host(
         if is_owner:
             head = task.add(skeleton.model, course.labels)
     with FrozenFiles(folder, course.frozen) as weights:
-        materialise(
-            skeleton,
-            weights,
-            blocks=hosted_blocks,
-            with_embedding=is_owner,
-            dtype=dtype,
-            device=device,
-        )
+        materialise(skeleton, weights, blocks=hosted_blocks, with_embedding=is_owner, dtype=dtype, device=device)
         if head is not None:
             task.connect(skeleton, head, weights)
             head.to(device=device, dtype=dtype).eval()
