@@ -551,8 +551,7 @@ def check_room(needs: MemoryEstimate, memory_bytes: int) -> None:
 def folder_in(disk: Path, *, is_needed: bool) -> Iterator[Path]:
     """Make a temporary folder inside ``disk``, removed at the end; a failed write is an error only if ``is_needed``.
 
-    Raises:
-        StorageError: a write failed, and ``is_needed``.
+    Raises ``StorageError``: a write failed, and ``is_needed``.
     """
     make_folder(disk)
     folder = Path(tempfile.mkdtemp(prefix=".measure-", dir=disk))

@@ -201,8 +201,7 @@ class Replica:
     def grads(self, key: TensorKey, entry: OpenItem) -> Pieces:
         """Return the gradients of this host's micro-batches of an item as one safetensors file; they stay unchanged.
 
-        Raises:
-            DivergedError: a gradient is not finite.
+        Raises ``DivergedError``: a gradient is not finite.
         """
         parameters = self._parameters(key, entry)
         require_finite_grads(parameters, unit_name(key.boundary, self._course.head))

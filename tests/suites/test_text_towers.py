@@ -17,7 +17,7 @@ from safetensors.torch import load as torch_values
 from safetensors.torch import load_file, save_file
 
 from coordinator.api.export import export_run
-from coordinator.cli.init_inspection import inspect_model
+from coordinator.cli.init_wizard import inspect_model
 from coordinator.client.initial_values import unpickled
 from edge.model.merge import merged_files
 from ringtune.errors import JobError, ModelError, UsageError

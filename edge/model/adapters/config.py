@@ -56,8 +56,7 @@ _START: Final = {"par_bn": "mam_adapter", "scaled_par_bn": "mam_adapter", "ia3":
 def options_of(config: str, *, dropout: float) -> tuple[Options, ...]:
     """Return all options of each part of an ``adapter.config`` without auxiliary models, with a dropout probability.
 
-    Raises:
-        JobError: as ``parse_adapter_config``; options that a module can't have; two parts of one kind.
+    Raises ``JobError``: as ``parse_adapter_config``; options that a module can't have; two parts of one kind.
     """
     parts = parse_adapter_config(config)
     found = [_whole(part, dropout) for part in parts]
