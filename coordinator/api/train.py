@@ -17,7 +17,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from coordinator.api.arguments import JobLike, for_python, job_here
+from coordinator.api.arguments import JobLike, for_python, initial_file, job_here
 from coordinator.api.estimates import estimate
 from coordinator.api.output import choose_progress
 from coordinator.api.plan import PlannedJob
@@ -25,7 +25,6 @@ from coordinator.api.run import Run
 from coordinator.client.checkpoints import RunCheckpoints, find_resume
 from coordinator.client.connection import Connection
 from coordinator.client.detached_runs import start_in_background, update_run_folder
-from coordinator.client.initial_values import initial_file
 from coordinator.client.local_nodes import OWN_COORDINATOR, LocalNodes, LocalSetup, node_name
 from coordinator.client.run_files import TensorBoardLog, require_tensorboard
 from coordinator.client.run_folder import (

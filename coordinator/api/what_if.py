@@ -10,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from coordinator.api.arguments import JobLike, RunLike, folder_of, for_python, read_job
+from coordinator.api.arguments import JobLike, RunLike, folder_of, for_python, read_job, with_initial_digest
 from coordinator.api.output import Table
 from coordinator.api.prediction_inputs import (
     MeasuredRun,
@@ -28,7 +28,6 @@ from coordinator.api.prediction_text import (
     sweep_rows,
     write_prediction,
 )
-from coordinator.client.initial_values import with_initial_digest
 from coordinator.planner.what_if import (
     CellResult,
     PredictedPlan,
