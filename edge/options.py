@@ -148,8 +148,7 @@ def bind_address(options: AgentOptions) -> str:
 
     With a coordinator at 127.0.0.1 that is 127.0.0.1, with one at 10.0.0.1 it may be 10.0.0.7.
 
-    Raises:
-        ConnectionFailedError: there is no way to the coordinator.
+    Raises ``ConnectionFailedError``: there is no way to the coordinator.
     """
     if options.bind:
         return options.bind
@@ -167,8 +166,7 @@ def advertised_address(options: AgentOptions, port: int) -> str:
     A bind to all addresses becomes this machine's address on the way to the coordinator: ``--bind 0.0.0.0:0`` that
     got port 4000 is 10.0.0.7:4000.
 
-    Raises:
-        ConnectionFailedError: there is no way to the coordinator.
+    Raises ``ConnectionFailedError``: there is no way to the coordinator.
     """
     if options.advertise:
         host, colon, told = options.advertise.rpartition(":")
@@ -207,8 +205,7 @@ def check_start(options: AgentOptions) -> None:
 def check_memory(limits: Iterable[MemoryLimit]) -> None:
     """Refuse a memory limit below what the libraries take: the kernel would kill the node while it loads them.
 
-    Raises:
-        CapacityError: names both figures.
+    Raises ``CapacityError``: names both figures.
     """
     least = min((limit.limit_bytes for limit in limits), default=OWN_LIBRARY_BYTES)
     if least < OWN_LIBRARY_BYTES:
@@ -228,8 +225,7 @@ def check_rows(options: AgentOptions) -> None:
 def check_model(folder: Path) -> None:
     """Refuse a folder that has no model of a known family; of weights only the headers are read.
 
-    Raises:
-        ModelError: names the problem.
+    Raises ``ModelError``: names the problem.
     """
     if not folder.is_dir():
         raise ModelError(f"--model {folder} is not there; give the folder with config.json and the weights")
@@ -255,8 +251,7 @@ def check_state(folder: Path) -> None:
 def check_cuda(sees_cuda: Callable[[], bool] | None = None) -> None:
     """Refuse ``--device cuda`` where torch sees none; another process asks, as loading torch takes memory for good.
 
-    Raises:
-        UsageError: there is none, or torch was built without CUDA.
+    Raises ``UsageError``: there is none, or torch was built without CUDA.
     """
     if not (sees_cuda or _torch_sees_cuda)():
         raise UsageError("--device cuda, but torch sees no such device here; use --device cpu, or auto")

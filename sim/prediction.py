@@ -37,13 +37,7 @@ from sim.meter import Meter, NodeMeter, ProfileTimes, RecordedTimes, TimedStep
 from sim.ring import NO_REST, Conditions, ExpectedTables, RingResult, VirtualRing
 
 
-def check_fits(
-    plan: Plan,
-    profile: Profile,
-    settings: MemorySettings,
-    *,
-    shape: TimedShape | None = None,
-) -> None:
+def check_fits(plan: Plan, profile: Profile, settings: MemorySettings, *, shape: TimedShape | None = None) -> None:
     """Refuse a plan that its profile can't time, or that does not fit in the memory of a node.
 
     ``shape`` is of the timings, None = any.

@@ -47,8 +47,7 @@ class Axis:
 def parse_axis(text: str) -> Axis:
     """Parse ``KEY=0.25,0.5,1`` or ``KEY=0.25:2:8`` (first, last, count; evenly spaced; rates as ``10Mbit:1Gbit:5``).
 
-    Raises:
-        UsageError: another form, a value twice, or more than ``MAX_CELLS`` values.
+    Raises ``UsageError``: another form, a value twice, or more than ``MAX_CELLS`` values.
     """
     key, listed = split_change(text)
     values: list[str] = []

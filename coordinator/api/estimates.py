@@ -5,18 +5,19 @@ is not known, because the tokenizer is not loaded: windows of a question's conte
 sequences of packed rows are estimated from characters.
 
 Sizes are read from the model's config and safetensors header. Speeds are assumed equal; bytes that a forward keeps for
-its backward are computed, not measured.
+its backward are computed, not measured. Of an npz file shapes and labels are read, without the images.
 """
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from coordinator.api.npz_headers import Archive
 from coordinator.client.local_nodes import LocalSetup, node_name
 from ringtune.config.sections import ANSWERS
 from ringtune.costs.measurement import job_shape
@@ -44,6 +45,9 @@ from ringtune.schedule.batches import even_share, hold_out, pack_rows, split_row
 from ringtune.storage.arrow_files import is_arrow
 from ringtune.storage.text_files import read_text
 from ringtune.techniques.frozen_weights import first_choice
+
+if TYPE_CHECKING:
+    import numpy as np
 
 CHARACTERS_PER_TOKEN: Final = 3.8
 """Measured: 4.8 (MiniLM) and 4.1 (a Llama of 32,000 tokens) in SQuAD's contexts, 4.3 and 3.9 in film reviews, 3.8 and
@@ -260,8 +264,7 @@ def estimate(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> Estimated:
 
     ``num_nodes`` = 0: the number of owners in the job, or two. ``memory_bytes`` = 0: a share of this machine.
 
-    Raises:
-        ModelError, DataError, JobError, CapacityError: as training would.
+    Raises ``ModelError``, ``DataError``, ``JobError``, ``CapacityError``: as training would.
     """
     num_nodes = num_nodes or job.data.owners or _DEFAULT_NODES
     available = num_nodes * memory_bytes if memory_bytes else None
@@ -344,3 +347,70 @@ def _share(job: Job, train: RowCounts, held_out: RowCounts, index: int, num_owne
     )
     theirs = even_share(len(held_out.examples), num_owners=num_owners, share=index)
     return train.taken(mine), held_out.taken(theirs)
+
+
+T = TypeVar("T")
+_UNREADABLE: Final = (OSError, ValueError, EOFError, MemoryError, KeyError, NotImplementedError, zlib.error)
+
+
+class Archive:
+    """An open npz file, as a context manager; raises ``DataError``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._zip = zipfile.ZipFile(path)
+        except OSError as error:
+            raise DataError(f"can't read {path}: {error.strerror}; set data.train and data.eval") from error
+        except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
+            raise self._damaged(error) from error
+
+    def __enter__(self) -> Archive:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._zip.close()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the arrays."""
+        return tuple(name.removesuffix(".npy") for name in self._zip.namelist())
+
+    def header(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Read shape and type of an array; raises ``DataError``."""
+        return self._read(name, _header)
+
+    def labels(self, name: str) -> list[str]:
+        """Read a one-dimensional array of integers or names as text: 3 and 1 are "3" and "1".
+
+        Raises ``DataError``: there is no such array, it is damaged, or of another type or shape.
+        """
+        shape, kind = self.header(name)
+        if len(shape) != 1 or kind.kind not in "iuU":
+            raise DataError(f"{self.path}: labels are of type {kind.kind} and shape {list(shape)}; give a row")
+        from numpy.lib import format as npy
+
+        labels = self._read(name, lambda file: npy.read_array(file, allow_pickle=False))
+        return [str(label) for label in labels.tolist()]
+
+    def _read(self, name: str, read: Callable[[IO[bytes]], T]) -> T:
+        if name not in self.names:
+            raise DataError(f"{self.path} has no array {name!r}; it has {', '.join(self.names)}")
+        try:
+            with self._zip.open(f"{name}.npy") as file:
+                return read(file)
+        except (*_UNREADABLE, zipfile.BadZipFile) as error:
+            raise self._damaged(error) from error
+
+    def _damaged(self, error: Exception) -> DataError:
+        return DataError(f"{self.path} is no readable npz file ({error}); write it with numpy.savez")
+
+
+def _header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    from numpy.lib import format as npy
+
+    is_first = npy.read_magic(file) == (1, 0)
+    shape, _, kind = (npy.read_array_header_1_0 if is_first else npy.read_array_header_2_0)(file)
+    if kind.hasobject:
+        raise ValueError("an array of objects, which is a pickle")
+    return shape, kind

@@ -15,19 +15,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from coordinator.api.gguf import (
-    LORA_NAME,
-    MODEL_NAME,
-    MODELFILE,
-    check_model,
-    modelfile,
-    write_lora,
-    write_model,
-)
+from coordinator.api.gguf import LORA_NAME, MODEL_NAME, MODELFILE, check_model, modelfile, write_lora, write_model
 from coordinator.api.model_card import Card, adapter_card, base_is_tower, gguf_card, peft_card, whole_model_card
 from coordinator.api.text_process import LineProcess
-from coordinator.api.user_adapters import adapter_of, as_of, check_can_merge, merge_into, require_user
-from coordinator.client.saved_run import SavedRun, read_run, read_run_file
+from coordinator.client.saved_run import (
+    SavedRun,
+    adapter_of,
+    as_of,
+    check_can_merge,
+    merge_into,
+    read_run,
+    read_run_file,
+    require_user,
+)
 from ringtune.errors import IntegrityError, StorageError, UsageError
 from ringtune.models.adapter_config import FULL, INVERTIBLE, INVERTIBLE_TENSORS, trains_own_weights
 from ringtune.models.adapter_support import merge_refusal, peft_refusal
@@ -161,8 +161,7 @@ def _leaves_blocks_out(value: Any) -> bool:
 def check_head(run: SavedRun, config: Mapping[str, Any]) -> None:
     """Refuse a head that is damaged or has other classes than the plan; ``config`` is that of ``head_config.json``.
 
-    Raises:
-        IntegrityError: a file is damaged, or the classes differ.
+    Raises ``IntegrityError``: a file is damaged, or the classes differ.
     """
     tensors = read_safetensors_header(run.saved / "model_head.safetensors")
     if run.job.model.task not in NAMED_TASKS:

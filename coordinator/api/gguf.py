@@ -271,8 +271,7 @@ def _add_tokenizer(writer: GGUFWriter, folder: Path, template: str, *, vocab: in
 def _read_tokenizer(folder: Path) -> tuple[dict[str, Any], str]:
     """Return the content of ``tokenizer.json``, and llama.cpp's name of how it splits a text; empty = into pieces.
 
-    Raises:
-        UsageError: llama.cpp has no tokenizer like it.
+    Raises ``UsageError``: llama.cpp has no tokenizer like it.
     """
     if not (folder / WHOLE_FILE).is_file():
         raise UsageError(

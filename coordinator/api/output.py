@@ -138,8 +138,7 @@ class Table(Sequence[Mapping[str, Any]]):
     def to_pandas(self) -> Any:
         """Return the rows as a ``pandas.DataFrame``.
 
-        Raises:
-            RingTuneError: pandas is not installed.
+        Raises ``RingTuneError``: pandas is not installed.
         """
         try:
             pandas = importlib.import_module("pandas")

@@ -24,8 +24,15 @@ from typing import IO, Any, Final, NamedTuple, TypeAlias
 from coordinator.api.arguments import RunLike, folder_of, for_python, reworded
 from coordinator.api.output import Table
 from coordinator.api.text_process import LineProcess, command_of
-from coordinator.api.user_adapters import adapter_of, require_user
-from coordinator.client.saved_run import SavedRun, evaluation_job, read_run, read_run_file, with_data
+from coordinator.client.saved_run import (
+    SavedRun,
+    adapter_of,
+    evaluation_job,
+    read_run,
+    read_run_file,
+    require_user,
+    with_data,
+)
 from coordinator.screen.progress import Progress, WaitNotice
 from ringtune.errors import DataError, IntegrityError, RingTuneError, UsageError
 from ringtune.job.job import Job
@@ -276,8 +283,7 @@ class CsvWriter:
     def add(self, found: RowPrediction) -> None:
         """Write a row; it is empty in columns that other rows alone have. Each class has a column with its probability.
 
-        Raises:
-            DataError: it already has a column of that name, or its columns are not those of the first row.
+        Raises ``DataError``: it already has a column of that name, or its columns are not those of the first row.
         """
         shares = {f"probability_{label}": share for label, share in found.said.get(_OF_CLASS, {}).items()}
         line = _joined(
@@ -461,8 +467,7 @@ def predict(
 
     ``tell`` gets sentences on rows left out or cut; ``take`` gets each row in place of the returned table.
 
-    Raises:
-        RingTuneError: the error of the prediction.
+    Raises ``RingTuneError``: the error of the prediction.
     """
     folder = folder_of(run)
     saved = with_data(read_run(folder), columns or {}, missing, has_references=True)

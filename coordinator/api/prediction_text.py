@@ -141,8 +141,7 @@ def check_out(folder: Path) -> None:
 def write_prediction(folder: Path, plan: Plan, found: Prediction, value: dict[str, Any]) -> None:
     """Write ``prediction.json``, and ``trace.json`` in the format of a real run.
 
-    Raises:
-        StorageError: no room; earlier files are unchanged.
+    Raises ``StorageError``: no room; earlier files are unchanged.
     """
     text = TraceText(plan.nodes, num_blocks=plan.course.num_blocks, started_unix_s=0.0)
     pieces = [text.begin()]

@@ -160,7 +160,7 @@ def evaluate(
         RingTuneError: the error of the evaluation.
     """
     from coordinator.api.evaluation import evaluate_alone, evaluate_on_ring, rows_to_evaluate
-    from coordinator.api.user_adapters import adapter_of, require_user
+    from coordinator.client.saved_run import adapter_of, require_user
 
     folder = folder_of(run)
     saved = with_data(read_run(folder), columns or {}, missing)
@@ -210,8 +210,7 @@ class Run:
     def plan(self) -> Plan:
         """The plan: slices, schedule, order of owners.
 
-        Raises:
-            InvalidInputError: there is no plan yet.
+        Raises ``InvalidInputError``: there is no plan yet.
         """
         return Plan.from_json(read_run_file(self._needed("plan.json")))
 
@@ -258,8 +257,7 @@ class Run:
     def state(self) -> str:
         """``running``; ``done``, with a report; or ``stopped``, perhaps with checkpoints to resume from.
 
-        Raises:
-            RingTuneError: the run's coordinator does not answer.
+        Raises ``RingTuneError``: the run's coordinator does not answer.
         """
         if not (self.folder / PLACE).is_file():
             return DONE if self.report else STOPPED
@@ -278,8 +276,7 @@ class Run:
     def place(self) -> RunLocation:
         """The process or coordinator that drives the run.
 
-        Raises:
-            UsageError: the folder has no record of it.
+        Raises ``UsageError``: the folder has no record of it.
         """
         place = read_place(self.folder)
         if place is None:
@@ -325,8 +322,7 @@ class Run:
     def wait(self, *, progress: bool = True) -> Run:
         """Wait for the end of a detached run, and return it; Ctrl-C ends the waiting, not the run.
 
-        Raises:
-            RingTuneError: the error of the run; ``InterruptedRunError`` if it was stopped.
+        Raises ``RingTuneError``: the error of the run; ``InterruptedRunError`` if it was stopped.
         """
         if not (self.folder / PLACE).is_file() and self.report:
             return self

@@ -21,8 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from coordinator.api.user_adapters import adapter_of, require_user
-from coordinator.client.saved_run import SavedRun, evaluation_job
+from coordinator.client.saved_run import SavedRun, adapter_of, evaluation_job, require_user
 from ringtune.errors import DeadlineError, PeerLostError, RingTuneError, UsageError
 from ringtune.job.job import Job
 from ringtune.machine.process import exit_error
@@ -83,8 +82,7 @@ class LineProcess:
     def next(self, wait_s: float, late: str) -> dict[str, Any] | None:
         """Return the next line; None once the process has closed its output.
 
-        Raises:
-            DeadlineError: with the text ``late``, if no line came for ``wait_s`` seconds.
+        Raises ``DeadlineError``: with the text ``late``, if no line came for ``wait_s`` seconds.
         """
         output, end_s = self._process.stdout, time.monotonic() + wait_s
         ready = select.poll()

@@ -134,8 +134,7 @@ class Table:
 def inspect_table(path: Path) -> Table:
     """Read every row of a table once; errors in rows are reported later, when its columns are chosen.
 
-    Raises:
-        DataError: it is no table, or has no rows; describes its content.
+    Raises ``DataError``: it is no table, or has no rows; describes its content.
     """
     columns: dict[str, Column] = {}
     account = RowAccount(path, is_own=True)
@@ -234,8 +233,7 @@ def tasks_of(table: Table) -> tuple[str, ...]:
 def refuse_conversations(table: Table, task: str, given: Mapping[str, str]) -> None:
     """Refuse preferences; and conversations for another task than chat, unless its columns were given.
 
-    Raises:
-        DataError: names the form and a remedy.
+    Raises ``DataError``: names the form and a remedy.
     """
     form = form_of(table.columns)
     if has_preferences(table.columns):

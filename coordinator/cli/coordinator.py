@@ -117,11 +117,7 @@ def token(
     ends_unix_s = time.time() + parse_seconds(ttl)
     with open_database(database) if database else contextlib.nullcontext() as shared:
         made = make_token(
-            trust or coordinator_trust(),
-            party,
-            ends_unix_s,
-            is_administrator=role == ADMINISTRATOR,
-            shared=shared,
+            trust or coordinator_trust(), party, ends_unix_s, is_administrator=role == ADMINISTRATOR, shared=shared
         )
     if save is not None:
         write_durably(save, f"{made}\n".encode(), mode=0o600)

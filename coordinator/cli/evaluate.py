@@ -71,8 +71,8 @@ def evaluate(
 
     tell = functools.partial(typer.echo, err=True)
     if harness or harness_data is not None or apply_chat_template:
-        from coordinator.api.harness import harness as measured
-        from coordinator.api.harness import lines_of
+        from coordinator.api.evaluation import harness as measured
+        from coordinator.api.evaluation import lines_of
         from coordinator.client.saved_run import read_run
 
         refuse_other_rows(context, harness)

@@ -46,7 +46,7 @@ def measure(
     Measured are the job's model and adapter with its micro-batch and length. At the end the nodes train some steps
     together, which are discarded; the times are corrected to match a whole ring.
     """
-    from coordinator.api import measure as api
+    from coordinator.api import train as api
     from coordinator.api.arguments import parse_changes, typed
     from coordinator.api.output import make_progress
 

@@ -1,4 +1,4 @@
-"""``ringtune what-if``: predict the effect of a faster board, a slower link or another batch, without a run."""
+"""``ringtune sim`` and ``ringtune what-if``: predict a plan, and the effect of a change of it, without a run."""
 
 from __future__ import annotations
 
@@ -173,3 +173,24 @@ def _show_sweep(
         nodes = f"{len(before.plan.nodes)} nodes"
         title = f"{course.method.name}, {course.num_blocks} blocks, {nodes}: predicted training"
         write_plot(plot, axes, before.prediction.wall_s, comparison.results, title=title)
+
+
+def simulate(
+    plan: options.PlanFile,
+    profile: options.ProfileFile = None,
+    trace: options.Trace = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write prediction.json and trace.json (for Perfetto) there.")
+    ] = None,
+    seed: options.TraceSeed = 0,
+    json: options.Json = False,
+) -> None:
+    """Predict training time, idle shares, bytes and memory of a plan from measured times.
+
+    With the folder of a finished run its measured figures are shown too.
+    """
+    from coordinator.api import what_if as api
+    from coordinator.api.arguments import typed
+
+    prediction = typed(api.simulate)(plan, profile=profile, trace=trace, out=out, seed=seed)
+    options.show({"event": "prediction", **prediction.to_json()}, prediction.lines(), as_json=json)

@@ -387,8 +387,7 @@ def _hear_until_it_trains(call: Any, outcome: Outcome) -> None:
 def _hear(call: Iterable[control_pb2.RunEvent], outcome: Outcome, sinks: Sequence[EventSink]) -> None:
     """Pass every event to the outcome first, then to the sinks.
 
-    Raises:
-        IntegrityError: one lacks a field, or has another thing there.
+    Raises ``IntegrityError``: one lacks a field, or has another thing there.
     """
     for event in call:
         try:

@@ -32,12 +32,7 @@ from ringtune.schedule.run_shape import Owner, users_text
 from ringtune.schedule.units import Range
 from ringtune.schedule.versions import may_be_stale
 from ringtune.techniques import TECHNIQUES
-from ringtune.techniques.activation_checkpointing import (
-    RECOMPUTE,
-    SavingPolicy,
-    SliceSaving,
-    without_helped,
-)
+from ringtune.techniques.activation_checkpointing import RECOMPUTE, SavingPolicy, SliceSaving, without_helped
 from ringtune.techniques.offload import helped, helpers_by_host, named_helpers
 
 
@@ -364,9 +359,4 @@ def as_job_says(job: Job, draft: Draft, model: ModelFacts, nodes: Sequence[NodeF
     ways = courses_to_try(job, draft.course, nodes)
     course = draft.course if draft.course in ways else ways[0]
     course, saving = SavingPolicy.of(job, dataclasses.replace(course, method=job.method), model)
-    return dataclasses.replace(
-        draft,
-        course=course,
-        saving=saving,
-        state_on_disk=job.keeps_state_on_disk,
-    ).of_job(job)
+    return dataclasses.replace(draft, course=course, saving=saving, state_on_disk=job.keeps_state_on_disk).of_job(job)

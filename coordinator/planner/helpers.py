@@ -117,8 +117,7 @@ def with_helpers(
 ) -> Planned:
     """Place drafts, with helpers if the job leaves them to the planner and they make the job faster.
 
-    Raises:
-        CapacityError: nothing fits, with helpers or without.
+    Raises ``CapacityError``: nothing fits, with helpers or without.
     """
     if job.offload.mode != AUTO or not drafts[0].course.num_steps or unhelped_reason(job):
         return placed(drafts)

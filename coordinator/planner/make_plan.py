@@ -47,12 +47,7 @@ from ringtune.config.sections import NEVER
 from ringtune.costs.action_costs import CourseCosts
 from ringtune.costs.links import check_blobs, check_parcels
 from ringtune.costs.measurement import check_profile, job_shape, refuse_differing_copies
-from ringtune.costs.memory_estimate import (
-    DiskNeeds,
-    fullest,
-    parts_memory,
-    refuse_full_moves,
-)
+from ringtune.costs.memory_estimate import DiskNeeds, fullest, parts_memory, refuse_full_moves
 from ringtune.costs.memory_sizes import MemorySettings, Sizes
 from ringtune.costs.memory_terms import MemoryEstimate
 from ringtune.costs.model_facts import model_facts

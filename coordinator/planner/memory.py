@@ -8,14 +8,7 @@ from collections.abc import Mapping
 from coordinator.planner.draft import Draft
 from ringtune.costs.activation_costs import mean_gain, projected_gains
 from ringtune.costs.links import takes_parcels
-from ringtune.costs.memory_estimate import (
-    BEST,
-    CHECKPOINT_COPIES,
-    CHECKPOINTS,
-    DiskNeeds,
-    disk_needs,
-    memory_estimate,
-)
+from ringtune.costs.memory_estimate import BEST, CHECKPOINT_COPIES, CHECKPOINTS, DiskNeeds, disk_needs, memory_estimate
 from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.memory_terms import MemoryEstimate, Share
 from ringtune.costs.model_facts import dropout_token_bytes

@@ -106,12 +106,7 @@ _MoveTimes = Mapping[tuple[Plan, Plan], float]
 
 
 def choose_phases(
-    plan: Plan,
-    profile: Profile,
-    job: Job,
-    *,
-    helper_of: Mapping[str, str],
-    clock: PlanningClock,
+    plan: Plan, profile: Profile, job: Job, *, helper_of: Mapping[str, str], clock: PlanningClock
 ) -> tuple[Plan | None, PhasesReason]:
     """Find the best sequence of placements for the depths of a job.
 

@@ -175,10 +175,7 @@ class Reports:
 
 
 def _note_digests(
-    node: str,
-    messages: Iterable[control_pb2.CopyDigest],
-    held: dict[str, dict[int, list[CopyDigest]]],
-    most: int,
+    node: str, messages: Iterable[control_pb2.CopyDigest], held: dict[str, dict[int, list[CopyDigest]]], most: int
 ) -> None:
     """Keep digests of units, ``most`` per node and turn, until the end of their turn is reported."""
     own = held.setdefault(node, {})  # what one node says too much is no fault of another one

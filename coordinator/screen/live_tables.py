@@ -15,8 +15,7 @@ from rich.text import Text
 
 from coordinator.run.run_text import STEP_KIND, LastStep, figure, trained_at
 from coordinator.screen.listing import node_table, nodes_json
-from coordinator.screen.progress import LineProgress, trained_text
-from coordinator.screen.training_text import run_lines
+from coordinator.screen.progress import LineProgress, run_lines, trained_text
 from ringtune import options
 from ringtune.errors import InterruptedRunError
 from ringtune.quantities import format_bytes

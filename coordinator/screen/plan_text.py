@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from coordinator.planner.explain import Explanation, explanation_text
 from coordinator.planner.planned import JobTime, copies_line
+from coordinator.screen.progress import helper_lines, training_lines
 from coordinator.screen.tables import table_lines
-from coordinator.screen.training_text import helper_lines, training_lines
 from ringtune.costs.memory_terms import PART_WORDS, MemoryEstimate
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import UsageError

@@ -1,4 +1,4 @@
-"""Progress of a run as plain lines or JSON lines, and notices of waits.
+"""Progress of a run as plain lines or JSON lines, text about its training, and notices of waits.
 
 None of this goes to the standard output, which is for results.
 """
@@ -6,6 +6,7 @@ None of this goes to the standard output, which is for results.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import shlex
 import sys
@@ -17,14 +18,17 @@ from typing import Any, Final, Self, TextIO
 
 from coordinator.run.run_text import STEP_KIND, LastStep, figure, figures_text, training_facts
 from coordinator.screen.tables import class_lines
-from coordinator.screen.training_text import run_lines
+from ringtune.costs.offload_costs import step_traffic
+from ringtune.costs.profile import NodeFacts
 from ringtune.hints import hint, hint_to_start_coordinator
 from ringtune.quantities import format_bytes, format_seconds
+from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.run_shape import BY_ROWS
 from ringtune.schedule.turns import StepKind
 from ringtune.techniques import DECISION_LINES, TECHNIQUES
 from ringtune.techniques.activation_checkpointing import NONE
-from ringtune.texts import printable
+from ringtune.texts import counted, listed, printable
 from ringtune.transport.endpoints import is_loopback, is_wildcard, join_address, split_address
 from ringtune.transport.parties import ADMIN, VARIABLE
 from ringtune.transport.speaker import is_encrypted
@@ -415,3 +419,62 @@ def _write(stream: TextIO, text: str, width: int) -> int:
     stream.write(f"\r{text.ljust(width)}")
     stream.flush()
     return len(text)
+
+
+_MAX_OWNERS = 8
+_MAX_CLASSES = 8
+_LONGEST_NAME = 30
+
+
+def training_lines(course: Course) -> list[str]:
+    """Describe rows, epochs and turns of a course, with warnings; empty for a course without steps."""
+    if not course.num_steps:
+        return []
+    facts, row = training_facts(course), "sequence" if course.packed else "row"
+    how = f"turns of {counted(course.local_iterations, 'step')}, {'by rows' if course.turns == BY_ROWS else 'equal'}"
+    lines = [
+        f"trains {counted(facts['steps'], 'step')} in {counted(facts['rounds'], 'round')} ({how}): "
+        f"{facts['used_rows']:,} of {facts['rows']:,} {row}s ({facts['used_share']:.0%}), {facts['epochs']:.3g} epochs"
+    ]
+    owners = list(facts["owners"].items())
+    width = max(len(name) for name, _ in owners)
+    for name, counts in owners[:_MAX_OWNERS]:
+        times = _each_row(counts["least_times"], counts["most_times"])
+        lines.append(
+            f"  {name:<{width}}  {counted(counts['steps'], 'step')} of {counted(counts['rows_of_batch'], row)}: "
+            f"{counts['used_rows']:,} of its {counts['rows']:,} {row}s{times}"
+        )
+    if len(owners) > _MAX_OWNERS:
+        epochs = [counts["epochs"] for _, counts in owners[_MAX_OWNERS:]]
+        lines.append(f"  and {counted(len(epochs), 'more owner')}, {min(epochs):.3g} to {max(epochs):.3g} epochs each")
+    if course.labels:
+        lines.append(f"{len(course.labels)} classes: {_classes(course.labels)}")
+    lines += [line for technique in TECHNIQUES for line in technique.course_lines(course)]
+    return [*lines, *(f"note: {text}" for text in facts["notes"])]
+
+
+def _each_row(least: int, most: int) -> str:
+    """Say how often each used row is used."""
+    least = max(1, least)
+    if most <= 1:
+        return ", each once" if most else ""
+    return f", each {most} times" if least == most else f", each {least} to {most} times"
+
+
+def _classes(labels: tuple[str, ...]) -> str:
+    """List the first names; those with spaces at an end or invisible characters in quotes."""
+    shown = [label if label == label.strip() and label.isprintable() and label else repr(label) for label in labels]
+    cut = [name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…" for name in shown]
+    return listed(cut, _MAX_CLASSES)
+
+
+def helper_lines(plan: Plan, facts: NodeFacts | None = None) -> list[str]:
+    """Describe what techniques do at other nodes than hosts and owners; ``facts`` of any node add the bytes."""
+    traffic = functools.partial(step_traffic, plan, facts=facts) if facts is not None else None
+    kinds = facts.model.kinds if facts is not None else ()
+    return [line for technique in TECHNIQUES for line in technique.helper_lines(plan, traffic, kinds)]
+
+
+def run_lines(plan: Plan) -> list[str]:
+    """Describe the training of a run and its helpers, for a screen beside the nodes."""
+    return [*training_lines(plan.course), *helper_lines(plan)]

@@ -395,12 +395,7 @@ class RunStore:
     # ---- runs -------------------------------------------------------------------------------------
 
     def begin(
-        self,
-        record: RunRecord,
-        *,
-        request: bytes = b"",
-        initial: Pieces | None = None,
-        on_saved: Callable[[int], None],
+        self, record: RunRecord, *, request: bytes = b"", initial: Pieces | None = None, on_saved: Callable[[int], None]
     ) -> StoredRun:
         """Begin to store a run; raises ``StorageError``.
 

@@ -578,11 +578,7 @@ class CoordinatorServer:
             trust_pb2_grpc.add_MembershipServicer_to_server(MembershipServicer(self.coordinator, keeper), server)
 
         self._server = Server(
-            bind,
-            add,
-            max_calls=_MAX_CALLS,
-            before=lambda address: before(self.coordinator, address),
-            more=FEW_BYTES,
+            bind, add, max_calls=_MAX_CALLS, before=lambda address: before(self.coordinator, address), more=FEW_BYTES
         )
         self.address = self._server.address
         self._joining: Server | None = None
@@ -626,11 +622,7 @@ _LONGEST_HOST = 40
 
 @contextmanager
 def announcing(
-    address: str,
-    *,
-    asked: bool | None,
-    authority_sha256: str,
-    say: Callable[[str], object],
+    address: str, *, asked: bool | None, authority_sha256: str, say: Callable[[str], object]
 ) -> Iterator[bool]:
     """Announce the coordinator on the local network while the context is open; yield whether it is announced.
 

@@ -70,8 +70,7 @@ class TurnSnapshots:
         blocks, with the name of the part, as ``a/part``. ``placement_number`` is of the placement in which another node
         trained them; None = they are this node's own, or it asked for them.
 
-        Raises:
-            FrameError: the run is not active here, or the placement is from before a recovery.
+        Raises ``FrameError``: the run is not active here, or the placement is from before a recovery.
         """
         with self._lock:
             self._check(run_id, placement_number)

@@ -327,8 +327,7 @@ class RunShards:
     def read(self, step: int, sha256: str) -> Pieces:
         """Check a shard's digest; return its content, which is read from the disk again when iterated.
 
-        Raises:
-            IntegrityError: the shard is missing, a link or folder, or has another digest; names it.
+        Raises ``IntegrityError``: the shard is missing, a link or folder, or has another digest; names it.
         """
         path = self.path(step)
         try:
@@ -373,8 +372,7 @@ class RunShards:
     def keep_best(self, step: int, files: Mapping[str, Pieces], *, needed_steps: Collection[int] = ()) -> None:
         """Write the node's part of the best result so far, that of ``step``; those of ``needed_steps`` stay, others go.
 
-        Raises:
-            StorageError: the disk is full.
+        Raises ``StorageError``: the disk is full.
         """
         for old, path in self._best_files():
             if old == step or old not in needed_steps:
@@ -452,8 +450,7 @@ class RunShards:
     def head(self, step: int, attempt: str, *, sha256: str = "") -> Pieces:
         """Return the head after ``step`` steps: of the shard with digest ``sha256`` if it has one, else of a head file.
 
-        Raises:
-            IntegrityError: the head is damaged or missing.
+        Raises ``IntegrityError``: the head is damaged or missing.
         """
         if sha256:
             shard = self._shard(step, sha256)

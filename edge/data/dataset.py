@@ -336,8 +336,7 @@ def require_names(path: Path, rows: Rows, data: Data, *, known: Rows | None = No
     Names of classes, tags and users leave the node, and whoever submits a job says which columns have them. Those in
     ``data.labels`` the submitter knows already; those of ``known`` rows were permitted before. Few names always are.
 
-    Raises:
-        DataError: it has the column, and none of its values.
+    Raises ``DataError``: it has the column, and none of its values.
     """
     given = (data.labels, _tags_of(known), known.labels if known else ()), (known.users if known else (),)
     for key, names, told, few, least in (
@@ -375,8 +374,7 @@ class _CutPrompts(Sequence[TokenRow]):
 def _only_prompts(job: Job, path: Path, folder: Path, share: int, num_owners: int, max_new_tokens: int) -> OwnerDataset:
     """Read a share of the prompts of a file as rows without targets, which are continued and neither train nor count.
 
-    Raises:
-        DataError: a row can't be used, or there is none.
+    Raises ``DataError``: a row can't be used, or there is none.
     """
     reader = PromptReader(job, folder)
     every = PackedPrompts(reader.all(path))

@@ -131,8 +131,7 @@ class Images:
     def files_in(self, folder: Path) -> list[ImageFile]:
         """List the images in a folder and below it, with or without a folder for each class; every shape is checked.
 
-        Raises:
-            DataError: there are no images, or one does not fit the model.
+        Raises ``DataError``: there are no images, or one does not fit the model.
         """
         found = list_pictures(folder, has_classes=False)
         if not found.files:
@@ -142,8 +141,7 @@ class Images:
     def rows_of(self, path: Path) -> Iterator[tuple[int, ImageFile]]:
         """Yield number and image of the rows of Parquet or Arrow files, with or without classes.
 
-        Raises:
-            DataError: bad rows, at the end; or an image does not fit the model.
+        Raises ``DataError``: bad rows, at the end; or an image does not fit the model.
         """
         account = account_of(path, self._data, is_own=True)
         for row in task_rows(path, IMAGE_CLASSIFICATION, self._data, account, with_targets=False):

@@ -30,8 +30,7 @@ class LabelledTexts:
     A decoder classifies by the last token of a row that is no padding. AdapterHub and transformers, which load the
     result, find it by the padding id, so config and tokenizer have to name the same id.
 
-    Raises:
-        ModelError: no tokenizer, no padding token, or two different padding ids.
+    Raises ``ModelError``: no tokenizer, no padding token, or two different padding ids.
     """
 
     def __init__(self, job: Job, folder: Path) -> None:

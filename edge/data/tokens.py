@@ -315,8 +315,7 @@ DOES: Final[Mapping[str, Callable[[Any], bool]]] = {
 def check_done(path: Path, saved: Mapping[str, Any], tokenizer: Any) -> None:
     """Refuse a fast tokenizer that behaves otherwise than a key of ``tokenizer_config.json`` (content ``saved``) says.
 
-    Raises:
-        ModelError: names the key and its value.
+    Raises ``ModelError``: names the key and its value.
     """
     if not tokenizer.is_fast:
         return

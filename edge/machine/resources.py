@@ -204,8 +204,7 @@ _WIDENED: Final = 2
 def facts_here(folder: Path, job: Job) -> tuple[ModelFacts, int]:
     """Return sizes of the model in ``folder``, and bytes of weights that they leave out: all if only a part is here.
 
-    Raises:
-        ModelError: the folder can't be used.
+    Raises ``ModelError``: the folder can't be used.
     """
     try:
         return model_facts(folder, job), 0

@@ -197,8 +197,7 @@ class Task(abc.ABC):
 def text_logits(head: Head, last_BTD: torch.Tensor) -> torch.Tensor:
     """Compute the logits (T, V) of the token after each of a text of one row, float32 on the CPU.
 
-    Raises:
-        DivergedError: none of a token's is the largest.
+    Raises ``DivergedError``: none of a token's is the largest.
     """
     logits_BTV, cap = head(last_BTD), head.logit_cap
     capped_BTV = cap * torch.tanh(logits_BTV / cap) if cap else logits_BTV

@@ -43,7 +43,7 @@ from typing import Any, Final
 
 import torch
 
-from edge.model.adapters.config import description, interface
+from edge.model.adapters import description, interface
 from edge.model.auxiliary import deltas_of
 from edge.model.prediction_heads import HEAD, head_config
 from edge.model.skeleton import ADAPTER, Skeleton

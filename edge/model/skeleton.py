@@ -31,8 +31,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import nn
 
-from edge.model.adapters import add_adapters
-from edge.model.adapters.config import Options
+from edge.model.adapters import Options, add_adapters
 from edge.model.auxiliary import add_auxiliary
 from edge.model.families import FamilyForward, family_of
 from edge.model.families.stored_names import use_stored_names
@@ -59,7 +58,7 @@ class Skeleton(NamedTuple):
         own_weights: names, inside some block, of trained base weights; empty with an adapter.
         full_parameters: whether all parameters train: of blocks, embedding and head.
         auxiliary: auxiliary models in the blocks, alone or beside AdapterHub's adapters.
-        parts: all options of AdapterHub's adapters (``edge.model.adapters.config``).
+        parts: all options of AdapterHub's adapters (``edge.model.adapters``).
         seed: of the run, for initial values of hosted blocks.
     """
 

@@ -395,8 +395,7 @@ class AuditRecorder:
     def tensor_file(self, key: TensorKey, ticket: str) -> Pieces:
         """Return a file of a kept tensor, in the type of the wire where it passed a link, and its mask.
 
-        Raises:
-            FrameError: it is not kept for who has this ticket.
+        Raises ``FrameError``: it is not kept for who has this ticket.
         """
         with self._lock:
             found = self._tensors.get(key) if ticket and self._tickets.get(key) == ticket else None

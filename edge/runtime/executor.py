@@ -335,8 +335,7 @@ class NodeExecutor:
     def put_tensor(self, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
         """Add a received hidden state (B, T, D) or gradient to its micro-batch; see ``MicroBatches.put``.
 
-        Raises:
-            FrameError: it has not as many tokens as this node has sent; of a text the newest ones alone travel.
+        Raises ``FrameError``: it has not as many tokens as this node has sent; of a text the newest ones alone travel.
         """
         entry = self._items.get(key.seq)
         if entry is None or entry.item.kind is not StepKind.GENERATE:
@@ -380,8 +379,7 @@ class NodeExecutor:
     def take_parcel(self, key: TensorKey) -> Pieces:
         """Return a parcel for sending: a gradient of embedding, head or hosted blocks, pairs, or a helper's weights.
 
-        Raises:
-            DivergedError: it is not finite; see ``take_tensor``.
+        Raises ``DivergedError``: it is not finite; see ``take_tensor``.
         """
         with self._of_item(key):
             if key.payload == Payload.UNIT_GRAD:
@@ -475,8 +473,7 @@ class NodeExecutor:
     def load_saved(self, folder: Path) -> None:
         """Replace the initial values of trained tensors, and at an owner of the head, by those of a run's result.
 
-        Raises:
-            IntegrityError: the folder is damaged or belongs to another job.
+        Raises ``IntegrityError``: the folder is damaged or belongs to another job.
         """
         load_saved(self._hosted.skeleton, self._job.model.task, folder, with_head=self._hosted.owner is not None)
 
@@ -596,8 +593,7 @@ class CheckpointPart:
     def write(self, head: Pieces | None, metadata: Mapping[str, str]) -> Pieces:
         """Return the shard, read when the pieces are iterated; see ``edge.checkpoint.shard_file.ShardContent``.
 
-        Raises:
-            DivergedError: a trained weight is not finite.
+        Raises ``DivergedError``: a trained weight is not finite.
         """
         content = self._content()
         require_finite_values(content.parameters, "the part of this node")

@@ -58,8 +58,7 @@ class Likelihood(NamedTuple):
 class HarnessModel:
     """What lm-eval asks of a model, in terms of texts; ``made`` makes it one of lm-eval's.
 
-    Raises:
-        ModelError: with ``is_chat``, the model has no chat template.
+    Raises ``ModelError``: with ``is_chat``, the model has no chat template.
     """
 
     def __init__(self, job: Job, saved: Path, tell: Callable[[], object], *, is_chat: bool = False) -> None:

@@ -90,8 +90,7 @@ def main(arguments: Sequence[str], output: TextIO) -> int:
 def predictions(job: Job, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield each row with its prediction; ``told`` has notes: unused settings, and the number of cut rows.
 
-    Raises:
-        RingTuneError: model or rows can't be used.
+    Raises ``RingTuneError``: model or rows can't be used.
     """
     torch.set_num_threads(job.runtime.threads or usable_cores())
     sampling = Sampling(max_new_tokens=given.max_new_tokens, temperature=given.temperature, seed=given.seed)
@@ -528,8 +527,7 @@ def model_sampling(folder: Path) -> Sampling:
 
     Greedy if it does not ask for draws. A file without ``top_k`` has no such limit here; transformers takes 50.
 
-    Raises:
-        ModelError: the file is not readable, or a value is not a number in its range.
+    Raises ``ModelError``: the file is not readable, or a value is not a number in its range.
     """
     path, least, most = folder / _GENERATION_FILE, {"top_k": 0, "top_p": 0.0, "temperature": 0.0}, {"top_p": 1.0}
     values = _settings(path)
@@ -551,8 +549,7 @@ def unused_settings(folder: Path, *, remedy: str = _OPTIONS, used: Collection[st
 
     Empty if there are none. Without that file, transformers takes the settings from ``config.json``.
 
-    Raises:
-        ModelError: a file is not readable.
+    Raises ``ModelError``: a file is not readable.
     """
     from transformers import GenerationConfig
 

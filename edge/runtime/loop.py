@@ -200,8 +200,7 @@ class AgentRun:
     def call(self, function: Callable[[], T], *, timeout_s: float, what: str) -> T:
         """Run ``function`` on the loop's thread between two actions, and return its result.
 
-        Raises:
-            DeadlineError: not done after ``timeout_s`` seconds, or the run ended.
+        Raises ``DeadlineError``: not done after ``timeout_s`` seconds, or the run ended.
         """
         future: Future[T] = Future()
         self._queue.put(Call(function, future))

@@ -95,14 +95,7 @@ def host(
         if is_owner:
             head = task.add(skeleton.model, course.labels)
     with FrozenFiles(folder, course.frozen) as weights:
-        materialise(
-            skeleton,
-            weights,
-            blocks=hosted_blocks,
-            with_embedding=is_owner,
-            dtype=dtype,
-            device=device,
-        )
+        materialise(skeleton, weights, blocks=hosted_blocks, with_embedding=is_owner, dtype=dtype, device=device)
         if head is not None:
             task.connect(skeleton, head, weights)
             head.to(device=device, dtype=dtype).eval()
@@ -208,8 +201,7 @@ class Replica:
     def grads(self, key: TensorKey, entry: OpenItem) -> Pieces:
         """Return the gradients of this host's micro-batches of an item as one safetensors file; they stay unchanged.
 
-        Raises:
-            DivergedError: a gradient is not finite.
+        Raises ``DivergedError``: a gradient is not finite.
         """
         parameters = self._parameters(key, entry)
         require_finite_grads(parameters, unit_name(key.boundary, self._course.head))

@@ -219,8 +219,7 @@ _DTYPES: Final = (torch.float32, torch.bfloat16, torch.float64)
 def write_hidden(path: Path, hidden: torch.Tensor, mask: torch.Tensor) -> int:
     """Write a hidden state (B, T, D) and its mask (B, T), both on the CPU; return the file's bytes.
 
-    Raises:
-        OSError: the disk is full, or there is no folder; no partial file is left.
+    Raises ``OSError``: the disk is full, or there is no folder; no partial file is left.
     """
     parts = [bytes_of(hidden.contiguous()), bytes_of(mask.to(torch.uint8).contiguous())]
     checksum = zlib.crc32(parts[1], zlib.crc32(parts[0]))
@@ -239,8 +238,7 @@ def write_hidden(path: Path, hidden: torch.Tensor, mask: torch.Tensor) -> int:
 def read_hidden(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
     """Map a file into memory; return hidden state (B, T, D) in its stored dtype, and mask (B, T) of bytes.
 
-    Raises:
-        IntegrityError: the file is missing, short or damaged.
+    Raises ``IntegrityError``: the file is missing, short or damaged.
     """
     try:
         with path.open("rb") as file:

@@ -234,8 +234,7 @@ class MicroBatches:
 
         An accelerator's dropout depends on the place of a number in memory, so a view would get another mask.
 
-        Raises:
-            PlanError: there is no hidden state.
+        Raises ``PlanError``: there is no hidden state.
         """
         flow = self.of(action)
         hidden = self._sent((action.seq, action.micro), self._course.head, flow.head_input(action))

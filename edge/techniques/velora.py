@@ -208,8 +208,7 @@ def _adapter_layers(path: str, module: Any) -> Iterator[ChosenLayer]:
 def _check_alone(layer: ChosenLayer, word: str, adapter: Any, *, norm_first: bool) -> None:
     """Refuse an adapter with an input that another layer keeps.
 
-    Raises:
-        JobError: it has a gate, or is a parallel bottleneck with the input of a norm.
+    Raises ``JobError``: it has a gate, or is a parallel bottleneck with the input of a norm.
     """
     keeper, remedy = "", ""
     if getattr(adapter, "use_gating", False):

@@ -394,7 +394,7 @@ The file that the user has named for this; rows, or a job that is there, are ref
     coordinator/cli/coordinator.py: token
 The file that the user has named for this, absent or one that the same command has written
     coordinator/api/output.py: Plot.save
-    coordinator/api/measure.py: Measurement.save
+    coordinator/api/train.py: Measurement.save
     coordinator/api/plan.py: PlannedJob.save
     coordinator/cli/what_if.py: _show_sweep
 The file that the user has named for this; what was there is moved beside it, and told

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from coordinator.client.initial_values import initial_file, with_initial_digest
+from coordinator.api.arguments import initial_file, with_initial_digest
 from coordinator.run.run_text import is_step
 from ringtune.job.job import Job
 from ringtune.run_control.checkpoint import Resume

@@ -16,9 +16,9 @@ import transformers
 from safetensors.torch import load as torch_values
 from safetensors.torch import load_file, save_file
 
+from coordinator.api.arguments import unpickled
 from coordinator.api.export import export_run
-from coordinator.cli.init_inspection import inspect_model
-from coordinator.client.initial_values import unpickled
+from coordinator.cli.init_wizard import inspect_model
 from edge.model.merge import merged_files
 from ringtune.errors import JobError, ModelError, UsageError
 from ringtune.job.job import load_job

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from safetensors.torch import load
 
-from coordinator.client.initial_values import unpickled
+from coordinator.api.arguments import unpickled
 from edge.agent.torch_backend import kept_file, load_migrated
 from edge.checkpoint.snapshots import MigratedState, Snapshot, TurnSnapshots, metadata
 from edge.data.dataset import OwnerDataset

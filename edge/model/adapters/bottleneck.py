@@ -56,7 +56,7 @@ class Bottleneck(nn.Module):
 
     Args:
         inner: width between the projections.
-        options: all of ``edge.model.adapters.config.options_of``.
+        options: all of ``edge.model.adapters.options_of``.
 
     Attributes:
         is_parallel: whether it reads the residual in place of the output of the part.

@@ -34,7 +34,7 @@ class Beside(nn.Module, ABC):
     """An adapter beside one matrix.
 
     Args:
-        options: all of ``edge.model.adapters.config.options_of``.
+        options: all of ``edge.model.adapters.options_of``.
         enabled: of a fused matrix, which of query, key and value have one; empty for another matrix.
 
     Attributes:

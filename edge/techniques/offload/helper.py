@@ -223,8 +223,7 @@ class AdapterModules:
 
         ``num_rows`` None = any number; ``blocks`` None = the blocks that the pairs name.
 
-        Raises:
-            IntegrityError: other names, or inconsistent shapes.
+        Raises ``IntegrityError``: other names, or inconsistent shapes.
         """
         named = _blocks_of(tensors) if blocks is None else {str(block) for block in blocks}
         wanted = self._sites_in(named)

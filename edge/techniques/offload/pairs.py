@@ -99,8 +99,7 @@ class Pairs:
     def add(self, facts: SiteFacts, x: torch.Tensor, grad: torch.Tensor, signs: torch.Tensor | None = None) -> None:
         """Add x, the gradient of the tapped tensor of a site, and the packed signs.
 
-        Raises:
-            PlanError: the site has its pair already, or its x is not that of its source.
+        Raises ``PlanError``: the site has its pair already, or its x is not that of its source.
         """
         x, grad = _by_token(x), _by_token(grad)
         if facts.name in self._grads:
@@ -488,8 +487,7 @@ class PairVectors:
     def check(self, tensors: Mapping[str, torch.Tensor], *, where: str) -> None:
         """Refuse vectors of other sites, or of other sizes than the host's; earlier versions saved none at a helper.
 
-        Raises:
-            IntegrityError: sites or sizes differ.
+        Raises ``IntegrityError``: sites or sizes differ.
         """
         own = {} if self._own is None else self._own.tensors()
         known = own.keys() | {site for wire in self._shown for site in wire.inputs}
@@ -508,8 +506,7 @@ class PairVectors:
     def load_blocks(self, tensors: Mapping[str, torch.Tensor], blocks: Collection[int], *, where: str) -> None:
         """Replace the vectors of some blocks by those that their helper was sent; it may not have all yet.
 
-        Raises:
-            IntegrityError: sizes differ, or a block has none: a new vector would change the result.
+        Raises ``IntegrityError``: sizes differ, or a block has none: a new vector would change the result.
         """
         if self._own is not None:
             names = [name for name in self._own.tensors() if block_of(name) in blocks]
@@ -536,8 +533,7 @@ def from_file(
 
     Memory of ``data`` is freed while it is read; ``where`` names it in errors.
 
-    Raises:
-        IntegrityError: the file is unreadable, or of another item or version.
+    Raises ``IntegrityError``: the file is unreadable, or of another item or version.
     """
     file = TensorFile(data, where=where)
     for key, wanted in metadata.items():

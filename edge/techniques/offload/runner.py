@@ -142,8 +142,7 @@ def sharing(
 
     Embedding and head are shared too; of the folder only the configuration is read; ``blocks`` are real in ``first``.
 
-    Raises:
-        JobError: see ``build_skeleton``.
+    Raises ``JobError``: see ``build_skeleton``.
     """
     with torch.random.fork_rng(devices=[]):
         found = build_skeleton(folder, job)
@@ -355,8 +354,7 @@ class OffloadRunner:
     def install(self, action: Action) -> bool:
         """Install a helper's weights in place of an update; return False for an update of this node's own blocks.
 
-        Raises:
-            IntegrityError: the weights do not fit the blocks; nothing was changed then.
+        Raises ``IntegrityError``: the weights do not fit the blocks; nothing was changed then.
         """
         helper = self._helper_of(action.start)
         if helper is None:
@@ -447,8 +445,7 @@ class OffloadRunner:
     def take_parcel(self, key: TensorKey) -> Pieces:
         """Return pairs or weights for sending; the weights must not change before the pieces were iterated.
 
-        Raises:
-            DivergedError: they are not finite.
+        Raises ``DivergedError``: they are not finite.
         """
         tensors, metadata = self._shipped.pop(key)
         _require_finite(tensors, key)

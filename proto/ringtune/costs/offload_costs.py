@@ -44,12 +44,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from ringtune.costs.profile import KindFacts, ModelFacts, NodeFacts, Work
-from ringtune.models.adapter_config import (
-    AdapterPart,
-    bottleneck_width,
-    is_all,
-    parse_adapter_config,
-)
+from ringtune.models.adapter_config import AdapterPart, bottleneck_width, is_all, parse_adapter_config
 from ringtune.models.adapter_support import offload_refusal
 from ringtune.models.auxiliary_models import AUXILIARY_KINDS, LINEAR
 from ringtune.models.family import Family, Widths
@@ -59,12 +54,7 @@ from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saved_activations import DEFAULT_PARTS, VELORA, num_subtokens, subtoken_size
 from ringtune.schedule.turns import StepKind
-from ringtune.techniques.offload import (
-    LOSSY,
-    max_changed,
-    sent_pair_token_bytes,
-    unfitted_role,
-)
+from ringtune.techniques.offload import LOSSY, max_changed, sent_pair_token_bytes, unfitted_role
 
 _RELU: Final = "relu"
 _NON_LINEARITIES: Final = {"double_seq_bn": "swish"}
@@ -163,12 +153,7 @@ def _of_attention(part: AdapterPart, block: int, widths: Widths, *, has_dropout:
 
 
 def pair_token_bytes(
-    found: Sequence[PairWidths],
-    wire: str,
-    *,
-    value_bytes: int,
-    parts: int = DEFAULT_PARTS,
-    projected: str = ALL_INPUTS,
+    found: Sequence[PairWidths], wire: str, *, value_bytes: int, parts: int = DEFAULT_PARTS, projected: str = ALL_INPUTS
 ) -> int:
     """Bytes of pairs per token; ``parts`` and ``projected`` inputs are those of VeLoRA."""
     outputs = sum(pair.outputs for pair in found)

@@ -343,12 +343,7 @@ def task_rows(
         return
     columns = input_columns(task, data) | (target_columns(task, data) if with_targets else {})
     records = table_rows(
-        path,
-        columns,
-        account,
-        encoding=data.encoding,
-        may_be_empty=("data.answer",),
-        only_needed=not is_whole,
+        path, columns, account, encoding=data.encoding, may_be_empty=("data.answer",), only_needed=not is_whole
     )
     for record in records:
         try:

@@ -26,13 +26,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from ringtune.errors import UsageError
-from ringtune.models.adapter_config import (
-    MAX_RANK,
-    AdapterPart,
-    parse_adapter_config,
-    trains_own_weights,
-    written,
-)
+from ringtune.models.adapter_config import MAX_RANK, AdapterPart, parse_adapter_config, trains_own_weights, written
 from ringtune.models.auxiliary_models import (
     AUXILIARY_KINDS,
     INTERMEDIATE,

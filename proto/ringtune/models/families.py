@@ -131,9 +131,7 @@ ELECTRA = dataclasses.replace(
     BERT,
     model_type="electra",
     config_keys=_BERT_KEYS
-    | {
-        **counts(embedding_size=128, hidden_size=256, num_attention_heads=4, intermediate_size=1024),
-    },
+    | {**counts(embedding_size=128, hidden_size=256, num_attention_heads=4, intermediate_size=1024)},
     prefix="electra.",
     owner_paths=("embeddings", "embeddings_project"),
     owner_shapes=_electra_owner,

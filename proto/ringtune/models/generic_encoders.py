@@ -250,17 +250,9 @@ def generic_encoders(bert: Family) -> tuple[Family, ...]:
     roberta = {"vocab_size": ConfigKey(default=30522, at_least=1), "pad_token_id": ConfigKey(default=1)}
     like_roberta = functools.partial(_dimensions, after_padding=True)
     written_out = functools.partial(_dimensions, scores=1, more=0.0)
-    deberta = dataclasses.replace(
-        layout,
-        query="",
-        key="",
-        value="attention.self.in_proj",
-    )
+    deberta = dataclasses.replace(layout, query="", key="", value="attention.self.in_proj")
     deberta_v2 = dataclasses.replace(
-        layout,
-        query="attention.self.query_proj",
-        key="attention.self.key_proj",
-        value="attention.self.value_proj",
+        layout, query="attention.self.query_proj", key="attention.self.key_proj", value="attention.self.value_proj"
     )
     mpnet = dataclasses.replace(
         layout,

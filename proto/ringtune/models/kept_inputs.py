@@ -11,12 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from ringtune.models.adapter_config import (
-    AdapterPart,
-    auxiliary_of,
-    parse_adapter_config,
-    trains_own_weights,
-)
+from ringtune.models.adapter_config import AdapterPart, auxiliary_of, parse_adapter_config, trains_own_weights
 from ringtune.models.auxiliary_models import AUXILIARY_KINDS, INTERMEDIATE, OUTPUT, places_beside
 from ringtune.models.family import Config, Dimensions, Family, Widths
 from ringtune.schedule.saved_activations import (
@@ -122,10 +117,7 @@ def kept_inputs(family: Family, config: Config, adapter: str, widths: Widths | N
             beside.append(_of_places(places_beside(options), widths, is_lora=True, joined=family.joined))
     kept = _beside_matrices(beside, widths, keeps_down_input=dimensions.keeps_down_input)
     twice = {f"{ADAPTER_DOWN}:{word}" for word in family.twice}
-    return (
-        *found,
-        *(replace(one, kept_anyway=one.kept_anyway or not twice.isdisjoint(one.layers)) for one in kept),
-    )
+    return (*found, *(replace(one, kept_anyway=one.kept_anyway or not twice.isdisjoint(one.layers)) for one in kept))
 
 
 def _inputs_by_name(family: Family, dimensions: Dimensions) -> Iterable[KeptInput]:

@@ -84,7 +84,7 @@ TOWERS: Final[Mapping[str, _Tower]] = {
 """``model_type`` of a model of texts and pictures -> its text tower."""
 _REFUSED: Final = {
     "qwen3_vl_moe": "transformers has no text model for its experts, which are one transposed tensor in files; use a "
-    "dense one (qwen3_vl) or a text model with experts (qwen3_moe)",
+    "dense one (qwen3_vl) or a text model with experts (qwen3_moe)"
 }
 """``model_type`` -> why its text tower does not train, and what to do."""
 

@@ -64,14 +64,7 @@ from ringtune.run_control.recovery import (
 )
 from ringtune.run_control.turns import EvaluationSums, Judge, TurnGrants
 from ringtune.schedule.course import Course
-from ringtune.schedule.migration import (
-    CopyHolders,
-    return_reason,
-    rows_reason,
-    stay_reason,
-    with_owner,
-    without_owner,
-)
+from ringtune.schedule.migration import CopyHolders, return_reason, rows_reason, stay_reason, with_owner, without_owner
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import ITEMS_AHEAD, Evaluations, StartPoint, StepKind, Turn, next_checkpoint
 from ringtune.schedule.versions import unfreezing_steps

@@ -87,10 +87,7 @@ from ringtune.schedule.run_shape import (
 )
 from ringtune.storage.strict import LATER
 
-BEST_BY: Final[Mapping[str, bool]] = {
-    **dict.fromkeys(("accuracy", "f1", "exact_match", "rouge_l"), True),
-    "mae": False,
-}
+BEST_BY: Final[Mapping[str, bool]] = {**dict.fromkeys(("accuracy", "f1", "exact_match", "rouge_l"), True), "mae": False}
 """Figures that every evaluation may have, besides the loss -> whether a higher one is better."""
 
 

@@ -55,8 +55,7 @@ def write_durably(path: Path, content: bytes, *, mode: int = 0o666) -> None:
 
     The folder is made if it is missing. ``mode``: permissions of the file from its creation on, before the umask.
 
-    Raises:
-        StorageError: it can't be written; the old content is still there.
+    Raises ``StorageError``: it can't be written; the old content is still there.
     """
     write_pieces_durably(path, [content], mode=mode)
 
@@ -74,8 +73,7 @@ def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
 
     Its folder is made if it is missing.
 
-    Raises:
-        OSError: it can't be written; the old content is still there.
+    Raises ``OSError``: it can't be written; the old content is still there.
     """
     partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
     make_folder(path.parent)

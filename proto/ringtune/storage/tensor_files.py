@@ -240,8 +240,7 @@ def tensors_digest(tensors: Mapping[str, TensorPieces]) -> str:
 class TensorFile:
     """A safetensors file with a checked header; tensors are read on demand.
 
-    Raises:
-        IntegrityError: truncated, or the header is inconsistent with itself or the size of the file.
+    Raises ``IntegrityError``: truncated, or the header is inconsistent with itself or the size of the file.
     """
 
     def __init__(self, content: Pieces, *, where: str, max_header_bytes: int = MAX_HEADER_BYTES) -> None:

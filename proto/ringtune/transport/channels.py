@@ -39,14 +39,7 @@ from ringtune.errors import BusyError, ConnectionFailedError, RingTuneError, Tru
 from ringtune.machine.process import carry_out
 from ringtune.texts import RepeatCounter, times
 from ringtune.transport import speaker as speaking
-from ringtune.transport.endpoints import (
-    CLIENT_OPTIONS,
-    SERVER_OPTIONS,
-    Options,
-    join_address,
-    split_address,
-    target_of,
-)
+from ringtune.transport.endpoints import CLIENT_OPTIONS, SERVER_OPTIONS, Options, join_address, split_address, target_of
 from ringtune.transport.open_calls import OpenCall, OpenCalls, TokenBucket, address_of, numeric_host, place_of
 from ringtune.transport.parties import (
     COORDINATOR_ROLE,
@@ -512,11 +505,7 @@ class Server:
         speaker = speaking.speaker()
         if is_public:
             guard = Guard(
-                None,
-                *self._lanes,
-                most_of_address=_MOST_PUBLIC,
-                first_message_s=_PUBLIC_FIRST_S,
-                keeps_called=False,
+                None, *self._lanes, most_of_address=_MOST_PUBLIC, first_message_s=_PUBLIC_FIRST_S, keeps_called=False
             )
         else:
             guard = Guard(speaker.refusal if speaker else None, *self._lanes)

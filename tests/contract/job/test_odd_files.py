@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator.api.arguments import parse_changes
-from coordinator.api.npz_headers import Archive
+from coordinator.api.estimates import Archive
 from coordinator.planner.given_plan import read_given_plan, read_profile
 from edge.data.images import Images
 from ringtune.cli import app

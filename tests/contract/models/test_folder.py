@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.cli.init_inspection import inspect_model
+from coordinator.cli.init_wizard import inspect_model
 from edge.doctor import check_model as doctor
 from edge.options import check_model as start
 from ringtune.costs.model_facts import model_facts

@@ -12,4 +12,4 @@ def merging_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Merge in this process."""
     from edge.model import merge
 
-    monkeypatch.setattr("coordinator.api.user_adapters.subprocess.run", calling(merge))
+    monkeypatch.setattr("coordinator.client.saved_run.subprocess.run", calling(merge))

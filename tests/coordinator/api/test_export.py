@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 
 from coordinator.api.export import export_run
 from coordinator.api.model_card import whole_model_card
-from coordinator.api.user_adapters import adapter_of, require_user
-from coordinator.client.saved_run import evaluation_job, read_run
+from coordinator.client.saved_run import adapter_of, evaluation_job, read_run, require_user
 from ringtune import cli
 from ringtune.errors import IntegrityError, InvalidInputError, RingTuneError, UsageError
 from ringtune.job.job import load_job

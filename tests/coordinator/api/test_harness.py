@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.api import harness as api
-from coordinator.api.harness import harness, lines_of
+from coordinator.api import evaluation as api
+from coordinator.api.evaluation import harness, lines_of
 from ringtune.errors import IntegrityError, InvalidInputError, PeerLostError
 from tests.support.cases import cases
 from tests.support.saved_runs import plan, write_run

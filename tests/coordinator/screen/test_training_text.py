@@ -13,8 +13,7 @@ from coordinator.planner.explain import explain
 from coordinator.planner.make_plan import make_plan as make_plan_make_plan
 from coordinator.run.run_text import rows_lines, training_facts
 from coordinator.screen.plan_text import plan_text, table_text
-from coordinator.screen.progress import PlainProgress
-from coordinator.screen.training_text import helper_lines, training_lines
+from coordinator.screen.progress import PlainProgress, helper_lines, training_lines
 from ringtune.costs.memory_terms import PART_WORDS, PARTS, MemoryEstimate
 from ringtune.costs.profile import KindFacts, PackedRows
 from ringtune.schedule.course import Course, HelperSettings

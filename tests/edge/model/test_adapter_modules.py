@@ -11,8 +11,7 @@ import pytest
 import torch
 import transformers
 
-from edge.model.adapters import add_adapters
-from edge.model.adapters.config import description, interface, options_of
+from edge.model.adapters import add_adapters, description, interface, options_of
 from edge.model.adapters.reft import read_mask, rows_of
 from ringtune.errors import JobError
 from ringtune.models.decoders import interface_of

@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load, load_file, save_file
 
-from coordinator.client.initial_values import initial_file, unpickled, with_initial_digest
+from coordinator.api.arguments import initial_file, unpickled, with_initial_digest
 from edge.model import pickled
 from edge.model.heads import task_of
 from edge.model.result import load_initial
@@ -74,7 +74,7 @@ def test_values_of_the_library_keep_their_bytes_and_decide_the_digest(
 ) -> None:
     """Pickled (both files in one process) or not, under any name; another number is another digest, of the job too."""
     reader = Mock(wraps=subprocess.run)
-    monkeypatch.setattr("coordinator.client.initial_values.subprocess.run", reader)
+    monkeypatch.setattr("coordinator.api.arguments.subprocess.run", reader)
     plain, other = (folder_with_adapter("lora[r=2]", pickled=is_pickled) for is_pickled in (False, True))
     saved = load_file(plain / "from.adapter" / "adapter.safetensors")
     saved |= load_file(plain / "from.adapter" / "model_head.safetensors")
@@ -283,7 +283,7 @@ def test_folder_that_can_not_be_taken_over_is_refused(
     message: str,
 ) -> None:
     """Before anything is started: the error names folder, file or key, and the remedy."""
-    monkeypatch.setattr("coordinator.client.initial_values.subprocess.run", calling(pickled))
+    monkeypatch.setattr("coordinator.api.arguments.subprocess.run", calling(pickled))
     plain = folder_with_adapter("seq_bn")
     folder = shutil.copytree(plain / "from.adapter", tmp_path / "mine")
     spoil(folder)

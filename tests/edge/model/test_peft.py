@@ -14,8 +14,8 @@ import transformers
 from safetensors.torch import load, load_file
 from typer.testing import CliRunner
 
+from coordinator.api.arguments import unpickled
 from coordinator.api.export import export_run
-from coordinator.client.initial_values import unpickled
 from edge.model.skeleton import Skeleton
 from ringtune import cli
 from ringtune.errors import UsageError
