@@ -125,7 +125,6 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         fails_at: ``inspect``, ``prepare``, ``grant``, ``collect`` or ``report`` -> the error that is raised there.
         on_grant: called with each grant's turns instead of reporting them done.
         facts_changes: changes to its facts.
-        without_user: that it hands in nothing of.
         damaged: steps of which its shard is damaged.
         has_copies: whether it has copies of every block of each checkpoint that it is asked for.
         on_link: answers when it shall measure a link; 1 MB/s by default.
@@ -148,7 +147,6 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         fails_at: dict[str, RingTuneError] | None = None,
         on_grant: Callable[[FakeAgent, list[Turn]], None] | None = None,
         facts_changes: dict[str, Any] | None = None,
-        without_user: str = "",
         damaged: Collection[int] = (),
         has_copies: bool = False,
         on_link: Callable[[control_pb2.MeasureLinkRequest], control_pb2.MeasureLinkReply] | None = None,
@@ -163,7 +161,6 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         self.released = threading.Event()
         self.is_finished = False
         self.granted = threading.Event()
-        self._without_user = without_user
         self._damaged = frozenset(damaged)
         self._has_copies = has_copies
         self.prepared = control_pb2.PrepareRequest()
@@ -329,9 +326,8 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         found = {"adapter_config.json": b"{}", "totals.json": json.dumps(figures).encode()}
         users = self.plan.course.user_sets
         for number, user in enumerate(users):
-            if user != self._without_user:
-                own = {name: value + 10 * number for name, value in tensors.items()}
-                found[f"users/{user}/adapter.safetensors"] = save(own)
+            own = {name: value + 10 * number for name, value in tensors.items()}
+            found[f"users/{user}/adapter.safetensors"] = save(own)
         if not users:
             found["adapter.safetensors"] = save(tensors)
         if with_head:

@@ -121,30 +121,6 @@ def test_estimates_tell_what_is_wrong_with_both_files_at_once(wanted: Job, tmp_p
         estimate(wanted, 2, memory_bytes=GIB)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("none.csv", None, "is not there; set data.train"),
-        ("rows.txt", "text,label\n", "has the suffix '.txt'; rows are read from .csv, .tsv, .jsonl, .json, .xlsx"),
-        ("empty.csv", "text,label\n", "has no rows"),
-        ("other.csv", "text,class\na,b\n", "has no column 'label'; it has the columns 'text', 'class'; set data.label"),
-        (
-            "sentence.csv",
-            "sentence,label\na,b\n",
-            "has no column 'text'; it has the columns 'sentence', 'label'; set data.text",
-        ),
-        ("short.csv", "text,label\na,b\na\n", "line 3: column 'label' is empty"),
-        ("broken.jsonl", "{", "line 1: it is not JSON"),
-    ],
-)
-def test_estimates_refuse_bad_files(wanted: Job, tmp_path: Path, name: str, content: str | None, message: str) -> None:
-    """A bad file is named with what is wrong, before any node is started."""
-    if content is not None:
-        (tmp_path / name).write_text(content)
-    with pytest.raises(DataError, match=message):
-        estimate(wanted.with_overrides({"data.train": str(tmp_path / name)}), 1, memory_bytes=GIB)
-
-
 def test_estimates_of_conversations_need_a_template(wanted: Job, tmp_path: Path) -> None:
     """The model's own or one that the job names; plain prompts with completions need none. Unused columns are told."""
     config = {"model_type": "gpt2", "n_layer": 2, "n_embd": 8, "n_head": 2, "vocab_size": 20, "n_positions": 64}
@@ -444,6 +420,7 @@ def torn(path: Path) -> None:
         (lambda path: np.savez(path, image=np.zeros((4, 2)), label=np.zeros((4, 1), int)), r"shape \[4, 1\]"),
         (lambda path: np.savez(path, image=np.zeros((4, 2)), label=np.zeros(3, int)), "and 3 labels"),
         (lambda path: np.savez(path, image=np.zeros((0, 2)), label=np.zeros(0, int)), "has no rows"),
+        (lambda path: np.savez(path, image=np.zeros(2), label=np.array(["a", None], dtype=object)), "no readable npz"),
     ],
 )
 def test_rows_of_a_bad_archive_are_refused(tmp_path: Path, write: Callable[[Path], None], message: str) -> None:
@@ -453,22 +430,6 @@ def test_rows_of_a_bad_archive_are_refused(tmp_path: Path, write: Callable[[Path
     with pytest.raises(DataError, match=message) as caught:
         count_rows(str(path), make_job("image-classification"))
     assert str(path) in str(caught.value)
-
-
-def test_rows_refuse_pickled_labels(tmp_path: Path) -> None:
-    """An array of objects is a pickle, which nothing here opens."""
-    path = tmp_path / "rows.npz"
-    np.savez(path, image=np.zeros((2, 2)), label=np.array(["a", None], dtype=object))
-    with pytest.raises(DataError, match="is no readable npz file"):
-        count_rows(str(path), make_job("image-classification"))
-
-
-def test_note_says_what_is_an_estimate() -> None:
-    """Windows and blocks are; rows of a table and images are counted."""
-    assert "windows of the questions' contexts, at 3.8 characters" in estimate_note(make_job("question-answering"))
-    assert "blocks of plain text" in estimate_note(make_job("causal-lm", data__train="a.txt"))
-    for task, file in (("causal-lm", "a.jsonl"), ("image-classification", "a.npz"), ("sequence-classification", "a")):
-        assert estimate_note(make_job(task, data__train=file)) == ""
 
 
 def test_plan_command_says_that_rows_are_estimated(tmp_path: Path) -> None:

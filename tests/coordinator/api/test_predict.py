@@ -363,15 +363,6 @@ def test_pictures_without_their_package_are_refused_by_every_command(
             tell()
 
 
-def test_predict_writes_what_the_command_writes(run: ringtune.Run, tmp_path: Path) -> None:
-    """A column of probabilities for each class."""
-    run.predict([ROWS[1]], save=tmp_path / "out.csv")
-    with (tmp_path / "out.csv").open() as file:
-        assert list(csv.DictReader(file)) == [
-            {"text": "bad", "label": "neg", "predicted": "pos", "probability_pos": "0.75", "probability_neg": "0.25"}
-        ]
-
-
 @pytest.mark.parametrize(
     ("data", "options", "kind", "message"),
     [

@@ -14,7 +14,7 @@ from coordinator.api.arguments import typed
 from coordinator.client.saved_run import SavedRun
 from coordinator.planner.given_plan import read_profile
 from coordinator.screen.tables import profile_text
-from ringtune.errors import DataError, PlanError, UsageError
+from ringtune.errors import PlanError, UsageError
 from ringtune.job.job import load_job
 from sim.prediction import predict
 from tests.support.fake_agents import FakeCluster, job
@@ -70,18 +70,6 @@ def test_plan_refuses_two_sorts_of_nodes() -> None:
             typed(ringtune.plan)(model__path="m", **options)
 
 
-def test_evaluate_refuses_what_the_command_refuses(tmp_path: Path) -> None:
-    """Rows that are not there, and none at all; before an agent is started."""
-    run = ringtune.Run(write_saved_run(tmp_path / "run"))
-    assert run.adapter == tmp_path / "run/adapter"
-    with pytest.raises(DataError, match=r"gone.csv is not there"):
-        run.evaluate(tmp_path / "gone.csv")
-    with pytest.raises(UsageError, match=r"no data\.eval"):
-        ringtune.evaluate(tmp_path / "run")
-    with pytest.raises(UsageError, match="leave user= out"):
-        run.evaluate(tmp_path / "run/report.json", user="anna")
-
-
 def test_evaluate_takes_the_rows_that_the_job_holds_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No file stands for them; what is evaluated, on what and where is told before it begins."""
     told = list[object]()
@@ -117,12 +105,6 @@ def test_measurement_is_shown_saved_and_read_again(tmp_path: Path, capsys: pytes
     assert read_profile(out) == found.profile and len(found.profile.links) == 2
     assert repr(found).splitlines() == profile_text(found.profile)
     assert read_profile(found.save(tmp_path / "again.json")) == found.profile
-
-
-def test_measure_names_its_arguments_as_python_does() -> None:
-    """Neither nodes here nor a coordinator: nothing is started."""
-    with pytest.raises(UsageError, match="give one of local=N and coordinator=HOST:PORT"):
-        ringtune.measure(job())
 
 
 def test_simulated_plan_is_that_of_the_simulator(tmp_path: Path) -> None:

@@ -115,14 +115,6 @@ def test_cli_help_wraps_its_paragraphs_once() -> None:
         assert "<bool>" not in result.output, words
 
 
-def test_cli_error_has_one_line_and_its_exit_code() -> None:
-    """No traceback: what is wrong, where, and the exit code of its class."""
-    result = run_alone("plan", "none.toml")
-    assert result.returncode == JobError.exit_code
-    assert result.stderr.startswith("error: can't read the job file")
-    assert len(result.stderr.splitlines()) == 1
-
-
 def test_cli_json_error_is_a_line_on_standard_output() -> None:
     """Machines get the class, the message and the exit code; also of what the parser refuses, with where the help is.
 
@@ -270,19 +262,6 @@ def test_train_command_leaves_a_run_at_its_coordinator(here: Path) -> None:
     assert second.stdout.splitlines()[0] == f"run {place.run_id} continues without this command"
 
 
-def test_train_command_needs_to_know_where_to_train_and_where_to_write(here: Path) -> None:
-    """Neither --local nor --coordinator, or both, or no folder, is a usage error, and no folder is made."""
-    for words, says in (
-        (["--out", "out"], "give one of --local N and --coordinator"),
-        (["--out", "out", "--local", "2", "--coordinator", "127.0.0.1:7"], "give one of --local N and --coordinator"),
-        (["--local", "2"], "give --out DIR"),
-        (["--local", "2", "--out", "out", "--resume", "--replace"], "give one of them"),
-    ):
-        done = CliRunner().invoke(cli.app, ["train", "job.toml", *words])
-        assert (done.exit_code, says in done.stderr) == (2, True), done.stderr
-    assert [path.name for path in here.iterdir()] == ["job.toml"]
-
-
 WAIT_S = 60.0
 
 
@@ -298,21 +277,6 @@ def test_page_of_a_folder_that_is_gone_or_at_a_wrong_address_is_refused(tmp_path
     assert "the run is gone, or never was there" in told("page", str(tmp_path / "gone")).replace("\n", " ")
     # As everywhere
     assert "is not HOST:PORT" in told("page", str(begun(tmp_path / "run", 1)), "--web", "nowhere")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--coordinator", "127.0.0.1:1", "--web", "127.0.0.1:0"), "--web is for --local"),
-        (("--local", "2", "--log", "wandb"), "is not one of tensorboard"),
-        (("--coordinator", "127.0.0.1:1", "--detach", "--log", "tensorboard"), "leave out --detach"),
-    ],
-)
-def test_train_refuses_pages_and_logs_that_can_not_be_had(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
-    """Before anything is started, and before the coordinator is asked."""
-    job = tmp_path / "job.toml"
-    job.write_text(JOB_TEXT)
-    assert message in told("train", str(job), "--out", str(tmp_path / "run"), *words)
 
 
 def test_page_of_a_folder_is_served_until_it_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,16 +22,14 @@ from coordinator.planner.given_plan import read_profile
 from coordinator.run.members import Member
 from coordinator.run.requests import RunRequest
 from coordinator.screen.progress import join_lines
-from coordinator.screen.tables import profile_text
 from coordinator.server import run_store
 from coordinator.server.certificate_authority import TrustKeeper, init_trust, make_token
 from coordinator.server.coordinator import ShutdownSignals
 from coordinator.server.server import CoordinatorServer
 from edge.options import AgentOptions
 from ringtune import __version__, cli
-from ringtune.costs.measurement import job_shape
-from ringtune.costs.profile import LinkFacts, Profile, WorkTime
-from ringtune.errors import PeerLostError, StorageError, TrustError, UsageError
+from ringtune.costs.profile import Profile
+from ringtune.errors import PeerLostError, TrustError, UsageError
 from ringtune.quantities import parse_seconds
 from ringtune.transport.channels import open_channel
 from ringtune.transport.enrollment import join
@@ -39,7 +37,7 @@ from ringtune.transport.identity import read_identity
 from ringtune.transport.parties import VARIABLE, Party, node_party, parse_token
 from ringtune.transport.speaker import speaking_as
 from ringtune.v1 import control_pb2, control_pb2_grpc
-from tests.support.fake_agents import CALL_S, JOB_TEXT, FakeCluster, facts, job
+from tests.support.fake_agents import CALL_S, JOB_TEXT, FakeCluster, job
 
 app = typer.Typer()
 app.command()(measure_command)
@@ -268,9 +266,6 @@ def test_trusting_printed_lines_lead_a_node_in(tmp_path: Path, monkeypatch: pyte
     assert given.trust is not None and read_identity(given.trust, time.time()).party == node_party("b1")
 
 
-HEAD = WorkTime(work="head", rows=2, tokens=8, median_s=0.0025, low_s=0.0025, high_s=0.0025, samples=3)
-
-
 @pytest.fixture(autouse=True)
 def signals() -> Iterator[None]:
     """The command listens to SIGTERM; here it must not go on to."""
@@ -285,29 +280,6 @@ def job_file(tmp_path: Path) -> str:
     path = tmp_path / "job.toml"
     path.write_text(JOB_TEXT)
     return str(path)
-
-
-def test_profile_text_shows_nodes_and_links() -> None:
-    """The whole output."""
-    made: dict[str, Any] = {"shape": job_shape(job()), "hardware": "Made-up 3000, 1 thread"}
-    nodes = (facts("a", **made, work_times=(HEAD,)), facts("long-name", **made, threads=4, memory_bytes=1 << 20))
-    link = LinkFacts(
-        source="a",
-        target="long-name",
-        rate_bytes_per_s=12.5e6,
-        latency_s=0.0012,
-        rate_low_bytes_per_s=12e6,
-        rate_high_bytes_per_s=13e6,
-    )
-    assert profile_text(Profile(nodes=nodes, links=(link,))) == [
-        "one block, 2 rows of up to 8 tokens, seq_bn, float32:",
-        "  node       forward  with graph  backward  head     budget     threads  hardware",
-        "  a          1.00 ms  1.10 ms     1.20 ms   2.50 ms  1,024 MiB  1        Made-up 3000, 1 thread",
-        "  long-name  1.00 ms  1.10 ms     1.20 ms   -        1.0 MiB    4        Made-up 3000, 1 thread",
-        "",
-        "  link            rate        quartiles                 latency",
-        "  a -> long-name  11.9 MiB/s  11.4 MiB/s to 12.4 MiB/s  1.20 ms",
-    ]
 
 
 def test_measure_command_prints_tables_and_writes_the_profile(job_file: str, tmp_path: Path) -> None:
@@ -379,13 +351,3 @@ def test_measure_command_refuses_what_makes_no_sense(job_file: str, arguments: l
     """Before anything is started."""
     done = CliRunner().invoke(app, [job_file, *arguments])
     assert isinstance(done.exception, UsageError) and message in str(done.exception)
-
-
-def test_measure_command_keeps_an_old_profile_that_it_can_not_replace(job_file: str, tmp_path: Path) -> None:
-    """The folder is a file: the error says so, nothing is half written."""
-    (tmp_path / "file").write_text("in the way")
-    with FakeCluster("a") as cluster:
-        arguments = [job_file, "--coordinator", cluster.server.address, "--save", str(tmp_path / "file" / "p.json")]
-        done = CliRunner().invoke(app, arguments)
-    assert isinstance(done.exception, StorageError)
-    assert (tmp_path / "file").read_text() == "in the way"

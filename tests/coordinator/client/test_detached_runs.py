@@ -481,22 +481,6 @@ def test_run_that_is_done_is_fetched_and_not_trained_again(tmp_path: Path, check
         assert (tmp_path / "seen").is_dir(), "a report that somebody else wrote is told once, and kept"
 
 
-def test_run_that_takes_the_place_of_another_leaves_it_beside_its_own(tmp_path: Path) -> None:
-    """The same run again replaces its files; another one moves them, and says where they are."""
-    said: list[str] = []
-    out = tmp_path / "out"
-    with keeping(tmp_path / "kept") as cluster, Client(cluster.server.address) as client:
-        first, second = (ended(client, start(client)) for _ in range(2))
-        for record in (first, first, second):
-            fetch_run(client, record, out, replace=True, say=said.append)
-    (aside,) = tmp_path.glob("out.replaced-*")
-    assert said == [f"the files of the earlier run are in {aside}"]
-    for folder, record in ((aside, first), (out, second)):
-        place = read_place(folder)
-        assert place is not None and place.run_id == record.run_id
-        assert json.loads((folder / "report.json").read_text())["run_id"] == record.run_id
-
-
 def cut_off(client: Client, monkeypatch: pytest.MonkeyPatch, *, after: str) -> None:
     """Let the connection be lost after the first event of a kind while a run is fetched."""
     whole = client.events
@@ -537,21 +521,6 @@ def test_fetch_that_is_cut_off_changes_nothing(tmp_path: Path, monkeypatch: pyte
         assert files_in(out) == before
         fetch_run(client, record, out, replace=True)
         assert set(files_in(out)) == {*before, "checkpoints/step-8.json"}
-
-
-def test_fetched_folder_tells_where_its_run_is_driven(tmp_path: Path) -> None:
-    """Of a run that goes on, too: it can be followed, stopped and fetched again by its folder."""
-    gate, out = Gate(), tmp_path / "out"
-    with keeping(tmp_path / "kept", gate) as cluster, Client(cluster.server.address) as client:
-        run_id = start(client, LONG)
-        assert gate.reached.wait(CALL_S)
-        (record,) = client.runs()
-        for replace in (False, True):
-            fetch_run(client, record, out, replace=replace)
-            assert find_run(str(out), "x:1")[:2] == (run_id, client.address)
-        client.stop_run(run_id, "enough", now=True)
-        gate.open.set()
-        ended(client, run_id)
 
 
 def test_run_is_found_by_id_by_folder_or_because_it_is_alone(tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ from coordinator.run.run_driver import RunDriver
 from coordinator.screen.progress import Progress
 from coordinator.server.coordinator import Coordinator
 from ringtune.errors import (
-    DeadlineError,
     IntegrityError,
     InterruptedRunError,
     JobError,
@@ -153,23 +152,6 @@ def test_run_falls_back_to_the_checkpoint_before_a_damaged_shard(stopped: Path) 
     assert [line["step"] for line in steps_of(stopped / "metrics.jsonl")] == list(range(1, 9))
 
 
-def test_run_whose_shards_are_all_damaged_does_not_begin_anew(stopped: Path) -> None:
-    """Both checkpoints are named, and stay where they are."""
-    steps = RunCheckpoints(stopped).steps()
-    with (
-        FakeCluster("a", "b", agents={"a": {"damaged": steps}}) as cluster,
-        pytest.raises(IntegrityError, match="No other checkpoint is left"),
-    ):
-        run(cluster, stopped, resume=find_resume(stopped, JOB, print))
-    assert RunCheckpoints(stopped).steps() == steps
-
-
-def test_run_names_the_nodes_that_it_can_not_go_on_without(stopped: Path) -> None:
-    """Others can't stand in for them: the shards are on their disks."""
-    with FakeCluster("a", "c") as cluster, pytest.raises(DeadlineError, match="for node b: the run needs its nodes"):
-        run(cluster, stopped, resume=find_resume(stopped, JOB, print), join_s=0.5)
-
-
 def test_run_does_not_go_on_with_other_data_or_another_model(stopped: Path) -> None:
     """What changed on a node is named."""
     with (
@@ -183,17 +165,6 @@ def test_run_does_not_go_on_with_other_data_or_another_model(stopped: Path) -> N
         pytest.raises(ModelError, match="the run began with"),
     ):
         run(cluster, stopped, resume=find_resume(stopped, JOB, print))
-
-
-def test_coordinator_checks_what_a_submitter_wants_to_go_on_from(stopped: Path) -> None:
-    """A submitter that skips the check is refused all the same."""
-    resume = find_resume(stopped, JOB, print)
-    with FakeCluster("a", "b") as cluster, Client(cluster.server.address) as client:
-        with pytest.raises(PlanError, match="of another job"):
-            client.run(
-                RunRequest(job=JOB.with_overrides({"train.seed": 9}), resume=resume), progress=Progress(), folder=None
-            )
-        assert cluster.agents["a"].log == []
 
 
 def test_drained_run_ends_with_a_checkpoint_and_its_own_exit_code(
@@ -489,29 +460,24 @@ def test_metrics_on_a_full_disk_are_an_error_of_storage(tmp_path: Path, monkeypa
             folder.add_metrics("{}")
 
 
-def test_find_resume_passes_a_damaged_manifest_over_and_says_so(tmp_path: Path) -> None:
-    """The file is named, and the one before it is taken."""
-    damage(write_checkpoints(tmp_path, 4, 8).path(8))
-    notes: list[str] = []
-    assert find_resume(tmp_path, CHECKPOINT_JOB, notes.append).manifests == (manifest(4),)
-    assert len(notes) == 1
-    assert "step-8.json can't be used: the manifest is damaged" in notes[0]
-
-
-@pytest.mark.parametrize("kind", ["link", "folder", "pipe"])
-def test_what_is_no_file_in_the_place_of_a_manifest_is_passed_over(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["link", "folder", "pipe", "damaged"])
+def test_manifest_that_is_damaged_or_no_file_is_passed_over(tmp_path: Path, kind: str) -> None:
     """The checkpoint before it is used; a run that goes on writes that step's manifest again."""
     checkpoints = write_checkpoints(tmp_path / "run", 4, 8)
     path = checkpoints.path(8)
-    kept = path.rename(tmp_path / "elsewhere")
+    kept, notes = path.rename(tmp_path / "elsewhere"), list[str]()
     if kind == "link":
         path.symlink_to(kept)
     elif kind == "folder":
         path.mkdir()
-    else:
+    elif kind == "pipe":
         os.mkfifo(path)
-    resume = find_resume(tmp_path / "run", CHECKPOINT_JOB, print)
+    else:
+        shutil.copy(kept, path)
+        damage(path)
+    resume = find_resume(tmp_path / "run", CHECKPOINT_JOB, notes.append)
     assert resume is not None and resume.manifests == (manifest(4),)
+    assert len(notes) == 1 and "step-8.json can't be used: " in notes[0]
     checkpoints.rewind_to(4)
     checkpoints.add(manifest(8))
     found = find_resume(tmp_path / "run", CHECKPOINT_JOB, print)

@@ -26,9 +26,9 @@ from coordinator.client.run_files import NAME, RunParts, TablesFile, TensorBoard
 from coordinator.client.run_folder import RunFolder, files_of_run, locked_for_resume, require_inputs_elsewhere
 from coordinator.run.requests import RunRequest
 from coordinator.screen.progress import Progress
-from ringtune.errors import BusyError, IntegrityError, JobError, PlanError, StorageError, UsageError
+from ringtune.errors import BusyError, IntegrityError, JobError, PlanError, UsageError
 from ringtune.job.job import load_job
-from ringtune.schedule.operation_tables import ScheduledTable, tables_from_json, tables_to_json
+from ringtune.schedule.operation_tables import ScheduledTable, tables_from_json
 from ringtune.v1 import control_pb2
 from ringtune.v1.control_pb2 import FileChunk
 from tests.contract.run_control.test_checkpoint import manifest
@@ -101,16 +101,6 @@ def test_folder_refuses_to_follow_a_link(tmp_path: Path) -> None:
         (tmp_path / "run/adapter").symlink_to(tmp_path / "elsewhere")
         with pytest.raises(IntegrityError, match="not allowed"):
             folder.add_chunk(chunk("adapter/x", b"", sha256=digest(b"")))
-
-
-def test_folder_of_an_earlier_run_is_kept(tmp_path: Path) -> None:
-    """Without --replace a second run into the same folder is refused, and nothing changes."""
-    with RunFolder(tmp_path) as folder:
-        folder.write_text("job.toml", "first")
-        folder.write_text("plan.json", "{}")
-    with pytest.raises(UsageError, match="already holds a run"), RunFolder(tmp_path):
-        pass
-    assert (tmp_path / "job.toml").read_text() == "first"
 
 
 def test_folder_that_was_made_for_a_run_that_never_began_goes(tmp_path: Path) -> None:
@@ -294,13 +284,6 @@ def test_rows_and_model_do_not_lie_where_the_run_writes(tmp_path: Path, key: str
             require_inputs_elsewhere(tmp_path, job(**{key: str(tmp_path)}))
 
 
-def test_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
-    """A file where the folder should be is named."""
-    (tmp_path / "out").write_text("")
-    with pytest.raises(StorageError, match="can't write"), RunFolder(tmp_path / "out"):
-        pass
-
-
 WRITERS: dict[str, Callable[[Path], AbstractContextManager[object]]] = {
     "a new run": lambda out: RunFolder(out),
     "one that replaces": lambda out: RunFolder(out, replace=True),
@@ -327,15 +310,6 @@ def test_folder_has_one_writer(tmp_path: Path, first: str, second: str) -> None:
             other.submit(enter).result()
         assert tree(tmp_path) == before
     assert BusyError.exit_code == 8
-
-
-def test_folder_appends_metrics_line_by_line(tmp_path: Path) -> None:
-    """metrics.jsonl can be followed while the run goes on."""
-    with RunFolder(tmp_path) as folder:
-        folder.add_metrics('{"step": 0}')
-        assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 0}\n'
-        folder.add_metrics('{"step": 1}\n')
-    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 0}\n{"step": 1}\n'
 
 
 def test_file_that_was_not_complete_is_begun_anew_by_the_run_that_goes_on(tmp_path: Path) -> None:
@@ -476,15 +450,6 @@ def test_parts_with_a_damaged_list_are_those_of_a_run_in_one_part(tmp_path: Path
     assert RunParts(tmp_path).completed({"steps": 1}, list) == {"steps": 1}
 
 
-def test_folder_that_is_replaced_forgets_its_parts(tmp_path: Path) -> None:
-    """A new run in an old folder has no past."""
-    out = tmp_path / "run"
-    part(out, 0, 4, resume=False, report=False)
-    part(out, 2, 4, resume=True, report=True)
-    with RunFolder(out, replace=True):
-        assert not (out / "parts").exists()
-
-
 COURSE = changed(make_plan([("a", 0, 4)], ["a"]), choice=make_choice()).course
 
 
@@ -542,26 +507,6 @@ def test_tables_file_that_is_damaged_is_named(tmp_path: Path) -> None:
         filled(tmp_path, 4)
 
 
-def test_tables_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A decision is written beside the earlier ones without reading them again, in a run that goes on too."""
-    filled(tmp_path, 0, 4)
-    reads: list[Path] = []
-    real = Path.read_text
-
-    def counted(path: Path, *args: Any, **kwargs: Any) -> str:
-        reads.append(path)
-        return real(path, *args, **kwargs)
-
-    monkeypatch.setattr(Path, "read_text", counted)
-    file = filled(tmp_path, *range(8, 40, 4))
-    assert len(reads) == 1
-    file.rewind_to(12)
-    file.add(json.dumps(entry(12, 1).to_json()))
-    assert len(reads) == 1
-    assert file.read() == (entry(0), entry(4), entry(8), entry(12, 1))
-    assert json.loads((tmp_path / NAME).read_text()) == tables_to_json(file.read())
-
-
 def written(folder: Path) -> list[Event]:
     """The events of the files, each a record with its length and two checksums."""
     found = []
@@ -607,9 +552,3 @@ def test_tensorboard_of_a_resumed_run_hides_what_is_done_again(tmp_path: Path, m
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"\[tensorboard\]"):
         require_tensorboard("tensorboard")
-
-
-def test_tensorboard_of_a_run_without_steps_writes_nothing(tmp_path: Path) -> None:
-    """Not even its library is loaded."""
-    TensorBoardLog(tmp_path).close()
-    assert list(tmp_path.iterdir()) == []

@@ -20,15 +20,7 @@ from ringtune.schedule.course import FrozenWeights
 from ringtune.techniques.activation_checkpointing import Memory
 from tests.contract.test_hints import parse
 from tests.support.plans import changed
-from tests.support.saved_runs import LABELS, own_weights_instead, plan, whole_model_instead, write_run
-
-
-def test_saved_run_reads_what_a_run_wrote(tmp_path: Path) -> None:
-    """Job, plan and report come back."""
-    run = read_run(write_run(tmp_path / "run"))
-    assert run.plan == plan()
-    assert run.job.model.path == "/srv/carol/models/tiny"
-    assert run.report["steps"] == 8
+from tests.support.saved_runs import LABELS, own_weights_instead, whole_model_instead, write_run
 
 
 @pytest.mark.parametrize(
@@ -157,17 +149,6 @@ def test_saved_run_that_was_interrupted_says_how_to_go_on(
     assert line == f"ringtune train {folder}/job.toml --out {folder} --{way}{where}"
     if place is not None:
         parse(line)
-
-
-def test_saved_run_refuses_another_folder_and_half_a_file(tmp_path: Path) -> None:
-    """A path that is no folder is no run."""
-    with pytest.raises(UsageError, match="is no folder"):
-        read_run(tmp_path / "none")
-    # A truncated plan is damage, named
-    folder = write_run(tmp_path / "run")
-    (folder / "plan.json").write_text("{")
-    with pytest.raises(IntegrityError, match=r"plan\.json is not readable"):
-        read_run(folder)
 
 
 def test_saved_run_is_evaluated_by_one_owner_without_helpers(tmp_path: Path) -> None:

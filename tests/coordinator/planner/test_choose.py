@@ -441,20 +441,6 @@ def test_local_search_depends_on_its_seed_and_its_clock_only() -> None:
     assert found.evaluations <= 8 * 64
 
 
-def test_split_is_proportional_to_speed() -> None:
-    """Twice as fast means twice as many blocks; what is left over goes to the lower blocks."""
-    rows: list[tuple[list[float], int, tuple[int, ...]]] = [
-        ([1.0], 12, (12,)),
-        ([1.0, 1.0, 1.0, 1.0], 6, (2, 2, 1, 1)),
-        ([1.0, 2.0], 12, (8, 4)),
-        ([2.0, 1.0, 1.0], 10, (2, 4, 4)),
-        ([1.0, 1.0, 1.0], 2, (1, 1, 0)),
-        ([1.0, 100.0], 6, (6, 0)),
-    ]
-    for costs, blocks, counts in rows:
-        assert split_blocks(costs, start=0, stop=blocks) == counts
-
-
 def test_split_ignores_noise_and_begins_behind_private_blocks_where_there_is_room() -> None:
     """A tenth is noise. Who has room for one block gets one, however fast it is; where nothing fits there is no split.
 

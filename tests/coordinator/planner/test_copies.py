@@ -15,16 +15,11 @@ from coordinator.planner.explain import explain
 from coordinator.planner.given_plan import GivenPlan, accept_plan
 from coordinator.planner.make_plan import keep_plan, make_plan
 from coordinator.planner.memory import MemoryCaps
-from coordinator.planner.planned import Planned, copies_line, copy_bytes
+from coordinator.planner.planned import Planned, copies_line
 from ringtune.costs.profile import LinkFacts, NodeFacts
 from ringtune.errors import CapacityError, JobError, PlanError, StorageError
 from ringtune.job.job import Job, parse_job
-from ringtune.schedule.access import HEADER_BYTES
-from ringtune.schedule.course import ALONE, Offload
 from ringtune.schedule.placement import ActivationCacheSettings, Rack
-from ringtune.schedule.plan import Plan
-from ringtune.schedule.run_shape import Owner, UserRows
-from ringtune.schedule.units import Range
 from ringtune.techniques.activation_cache import cache_lines, max_kept_bytes
 from ringtune.techniques.audit import AGAIN
 from tests.support.planner_rings import MIB, QUICK, device
@@ -114,20 +109,6 @@ def test_plan_has_copies_and_says_their_bytes() -> None:
     why = explain(found.choice, found, relative=True) if found.choice else None
     assert why is not None and {node.node: node.needed_bytes for node in why.nodes} == found.memory_bytes
     assert (copies_line(without.plan, without.memory), without.note) == ([], "")
-
-
-def test_limits_of_copies_count_an_invertible_adapter_and_the_names_of_each_user() -> None:
-    """A head is copied with the invertible adapter; a block with a set of tensors of each user."""
-    node, course, job = facts()["a"], planned("auto").plan.course, wanted()
-    plain = copy_bytes(course, node, job)
-    more = copy_bytes(dataclasses.replace(course, invertible=True), node, job)
-    assert more == plain._replace(head=plain.head + 3 * node.model.embedding_train_bytes)  # AdamW has two moments
-    owner = course.owners[0].node
-    users = tuple(UserRows(name=f"user{number}", train_rows=8) for number in range(40))
-    owners = (Owner(node=owner, train_rows=320, users=users),)
-    offload = Offload(blocks=(Range(0, 12),), users=ALONE)
-    of_users = dataclasses.replace(course, owners=owners, offload=offload)
-    assert copy_bytes(of_users, node, job).block >= 40 * (plain.block + HEADER_BYTES)
 
 
 def test_plan_goes_without_copies_where_there_is_no_room_and_says_so() -> None:
@@ -250,18 +231,6 @@ def test_plan_goes_without_a_cache_where_a_disk_has_no_room() -> None:
     assert found.plan.placement.cache is None and "of hidden states) but" in found.note
     with pytest.raises(StorageError, match=r"of hidden states\) but .* lower cache\.max_bytes"):
         keep_plan(caching(), whole.plan, short)
-
-
-def test_plan_file_has_the_cache_and_old_ones_have_none() -> None:
-    """What is written is read; a plan without has its old digest."""
-    plan = with_cache().plan
-    value = plan.to_json()
-    assert Plan.from_json(value) == plan
-    assert value["placements"][0]["cache"] == {"max_bytes": 1 << 30, "dtype": "float32"}
-    assert "cache" not in with_cache({"cache.prefix": "off"}).plan.to_json()["placements"][0]
-    bad = {**plan.placement.to_json(), "cache": {"dtype": "int8"}}
-    with pytest.raises(PlanError, match="dtype = 'int8'"):
-        type(plan.placement).from_json(bad)
 
 
 def test_given_plan_keeps_nothing_that_the_job_does_not_ask_for() -> None:

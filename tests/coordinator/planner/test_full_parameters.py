@@ -11,7 +11,6 @@ import pytest
 
 from coordinator.api.prediction_text import prediction_lines
 from coordinator.planner.draft import Draft
-from coordinator.planner.explain import explain, explanation_text
 from coordinator.planner.judge import simulated_job_s
 from coordinator.planner.make_plan import keep_plan, make_plan, plan_memory
 from coordinator.planner.memory import MemoryCaps
@@ -205,18 +204,6 @@ def test_prediction_of_hift_has_a_line_for_each_group() -> None:
     assert [line.split("  ")[0] for line in lines[lines.index("") :] if line.startswith(("trains", "embedding"))] == [
         "trains",
         "embedding",
-    ]
-
-
-def test_explanation_of_hift_says_how_far_the_backward_goes() -> None:
-    """A depth says nothing of a group; the lowest block that has a gradient does."""
-    found = made(wanted(), board("a"))
-    assert found.choice is not None
-    text = explanation_text(explain(found.choice, found, relative=True))
-    assert "depth" not in "".join(text)
-    assert [line.strip().partition(":")[0] for line in text if "backward" in line] == [
-        "no backward below the head",
-        *(f"backward to block {block}" for block in range(11, -1, -1)),
     ]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +33,8 @@ from ringtune.costs.profile import WHOLE_WORKS, LinkFacts, NodeFacts, Profile, W
 from ringtune.errors import CapacityError, DataError, DeadlineError, ModelError, PlanError, RingTuneError, UsageError
 from ringtune.job.job import Job
 from ringtune.schedule.plan import Plan
+from tests.support.cases import cases
 from tests.support.fake_agents import MODEL, NO_TIMES, FakeCluster, facts, job
-
-Changed = tuple[GivenPlan, Job, dict[str, NodeFacts]]
 
 
 def two() -> dict[str, NodeFacts]:
@@ -72,6 +70,17 @@ def test_given_plan_is_carried_out_as_it_is() -> None:
     assert accept_plan(GivenPlan(plan=uneven), wanted, two()).plan == uneven
 
 
+def test_given_plan_without_the_private_blocks_of_the_job_is_refused() -> None:
+    """Else a host would get what only owners are to see."""
+    wanted = job(privacy__private_blocks=1)
+    plan = given(wanted).plan
+    lowest, *others = plan.placement.slices
+    slices = (dataclasses.replace(lowest, start=0), *others)
+    bare = Plan.of(plan.course, dataclasses.replace(plan.placement, private_blocks=0, slices=slices))
+    with pytest.raises(PlanError, match="0 private blocks, the job says"):
+        accept_plan(GivenPlan(plan=bare), wanted, two())
+
+
 def test_given_plan_reads_back_from_its_file(tmp_path: Path) -> None:
     """The file of the command, its line, and the bare plan of a run."""
     wanted = given()
@@ -102,75 +111,60 @@ def test_given_plan_that_is_none_is_named(tmp_path: Path, text: str | None, mess
     assert str(path) in str(caught.value)
 
 
-def other_rows(plan: GivenPlan, wanted: Job, nodes: dict[str, NodeFacts]) -> Changed:
-    """Node b has more rows than it had."""
-    return plan, wanted, {**nodes, "b": facts("b", rows=11)}
+def with_model(nodes: dict[str, NodeFacts], **changes: Any) -> dict[str, NodeFacts]:
+    """The nodes with another model."""
+    model = dataclasses.replace(MODEL, **changes)
+    return {name: dataclasses.replace(node, model=model) for name, node in nodes.items()}
 
 
-def new_owner(plan: GivenPlan, wanted: Job, nodes: dict[str, NodeFacts]) -> Changed:
-    """Node b owned nothing when it was planned."""
-    before = make_plan(wanted, {**nodes, "b": facts("b", rows=0)}).plan
-    return GivenPlan(plan=before), wanted, nodes
+PLANNED = given()
+BARE = GivenPlan(plan=PLANNED.plan)
+OF_ONE_OWNER = GivenPlan(plan=make_plan(job(), {**two(), "b": facts("b", rows=0)}).plan)
+PACKED = dataclasses.replace(PLANNED.plan, course=dataclasses.replace(PLANNED.plan.course, packed=True))
+OTHER_NODES = {
+    "rows": {**two(), "b": facts("b", rows=11)},
+    "names": {"a": facts("a"), "c": facts("c")},
+    "memory": {**two(), "a": facts("a", memory_bytes=1)},
+    "model": with_model(two(), digest="cd" * 32),
+    "width": with_model(two(), hidden_size=2 * MODEL.hidden_size),
+}
 
 
-def lost_node(plan: GivenPlan, wanted: Job, nodes: dict[str, NodeFacts]) -> Changed:
-    """Node b is not there."""
-    return plan, wanted, {"a": nodes["a"], "c": facts("c")}
+@cases(
+    ("plan", "nodes", "error", "message"),
+    [
+        (PLANNED, "rows", DataError, "node b has 11 training and 5 evaluation rows, the plan says 10 and 5"),
+        (OF_ONE_OWNER, "", DataError, "node b has 10 training and 5 evaluation rows, the plan says 0 and 0"),
+        (PLANNED, "names", PlanError, "the plan is for the nodes a, b; b not among a, c"),
+        (PLANNED, "model", ModelError, "the plan is for model abab.*, the nodes have cdcd"),
+        (BARE, "width", PlanError, r"hidden_size = 8, the job says 16 \(model.path\)"),
+        (GivenPlan(plan=PACKED), "", PlanError, r"packed = True, the job says False \(train.packing\)"),
+        (PLANNED, "memory", CapacityError, "node a needs .* but has 1 B"),
+    ],
+)
+def test_given_plan_does_not_fit_other_nodes(
+    plan: GivenPlan, nodes: str, error: type[RingTuneError], message: str
+) -> None:
+    """Names, rows, model and memory."""
+    with pytest.raises(error, match=message):
+        accept_plan(plan, job(), OTHER_NODES.get(nodes, two()))
 
 
-def other_model(plan: GivenPlan, wanted: Job, nodes: dict[str, NodeFacts]) -> Changed:
-    """Both nodes have another model of the same size."""
-    model = dataclasses.replace(MODEL, digest="cd" * 32)
-    return plan, wanted, {name: dataclasses.replace(node, model=model) for name, node in nodes.items()}
-
-
-def bare_of_another_width(plan: GivenPlan, wanted: Job, nodes: dict[str, NodeFacts]) -> Changed:
-    """The plan of a run, which names no model, and nodes with a wider one."""
-    model = dataclasses.replace(MODEL, hidden_size=2 * MODEL.hidden_size)
-    wider = {name: dataclasses.replace(node, model=model) for name, node in nodes.items()}
-    return GivenPlan(plan=plan.plan), wanted, wider
-
-
-def packed_rows(plan: GivenPlan, wanted: Job, nodes: dict[str, NodeFacts]) -> Changed:
-    """The plan counts sequences."""
-    course = dataclasses.replace(plan.plan.course, packed=True)
-    return GivenPlan(plan=dataclasses.replace(plan.plan, course=course)), wanted, nodes
-
-
-def little_memory(plan: GivenPlan, wanted: Job, nodes: dict[str, NodeFacts]) -> Changed:
-    """Node a has one byte."""
-    return plan, wanted, {**nodes, "a": facts("a", memory_bytes=1)}
-
-
-def other_job(**changes: object) -> Callable[[GivenPlan, Job, dict[str, NodeFacts]], Changed]:
-    """The job was changed since."""
-    return lambda plan, wanted, nodes: (plan, job(**changes), nodes)
-
-
-def test_given_plan_that_does_not_fit_is_refused() -> None:
-    """Names, rows, model, memory and every key of the job that the planner does not choose."""
-    rows: list[tuple[Callable[[GivenPlan, Job, dict[str, NodeFacts]], Changed], type[RingTuneError], str]] = [
-        (other_rows, DataError, "node b has 11 training and 5 evaluation rows, the plan says 10 and 5"),
-        (new_owner, DataError, "node b has 10 training and 5 evaluation rows, the plan says 0 and 0"),
-        (lost_node, PlanError, "the plan is for the nodes a, b; b not among a, c"),
-        (other_model, ModelError, "the plan is for model abab.*, the nodes have cdcd"),
-        (bare_of_another_width, PlanError, r"hidden_size = 8, the job says 16 \(model.path\)"),
-        (packed_rows, PlanError, r"packed = True, the job says False \(train.packing\)"),
-        (little_memory, CapacityError, "node a needs .* but has 1 B"),
-        (other_job(train__batch_size=8), PlanError, r"batch_size = 4, the job says 8 \(train.batch_size\)"),
-        (other_job(train__rounds=3), PlanError, r"the job says 12 \(train.rounds, train.epochs or train.max_steps\)"),
-        (other_job(train__seed=3), PlanError, r"seed = 0, the job says 3"),
-        (other_job(privacy__private_blocks=1), PlanError, "frozen_blocks = 0, the job says 1"),
-        (
-            other_job(unfreeze__every_steps=3),
-            PlanError,
-            r"method = .*, the job says .* \(train\.method, \[unfreeze\]\); change it, or plan anew",
-        ),
-        (other_job(data__labels=["neg", "pos", "so"]), PlanError, r"labels = .* \(data.labels\)"),
-    ]
-    for change, error, message in rows:
-        with pytest.raises(error, match=message):
-            accept_plan(*change(given(), job(), two()))
+@cases(
+    ("changes", "message"),
+    [
+        ({"train__batch_size": 8}, r"batch_size = 4, the job says 8 \(train.batch_size\)"),
+        ({"train__rounds": 3}, r"the job says 12 \(train.rounds, train.epochs or train.max_steps\)"),
+        ({"train__seed": 3}, r"seed = 0, the job says 3"),
+        ({"privacy__private_blocks": 1}, "frozen_blocks = 0, the job says 1"),
+        ({"unfreeze__every_steps": 3}, r"method = .*, the job says .* \(train\.method, \[unfreeze\]\); change it, or"),
+        ({"data__labels": ["neg", "pos", "so"]}, r"labels = .* \(data.labels\)"),
+    ],
+)
+def test_given_plan_does_not_fit_another_job(changes: dict[str, object], message: str) -> None:
+    """Every key of the job that the planner does not choose."""
+    with pytest.raises(PlanError, match=message):
+        accept_plan(PLANNED, job(**changes), two())
 
 
 def test_members_of_a_local_ring_are_checked_before_any_is_started() -> None:
@@ -306,25 +300,11 @@ def test_run_corrects_the_profile_by_its_own_actions(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / "profile.json").read_text())["schema"] == 3
 
 
-@pytest.mark.parametrize(
-    ("nodes", "message"),
-    [
-        ((measured("a"),), "the profile lacks node b; measure anew"),
-        (
-            (measured("a"), measured("b", model=dataclasses.replace(MODEL, digest="cd" * 32))),
-            "node b was profiled with another model",
-        ),
-        (
-            (measured("a"), measured("b", shape=dataclasses.replace(SHAPE, tokens=16))),
-            "node b was profiled with tokens 16, the job has 8",
-        ),
-    ],
-)
-def test_run_refuses_a_profile_of_something_else(tmp_path: Path, nodes: tuple[NodeFacts, ...], message: str) -> None:
-    """A node that is missing, another model, another shape: each is named, and nothing is trained."""
+def test_run_refuses_a_profile_of_something_else(tmp_path: Path) -> None:
+    """A node that is missing is named, and nothing is trained."""
     with FakeCluster("a", "b") as cluster:
-        with pytest.raises(PlanError, match=message):
-            train(cluster, tmp_path / "run", Profile(nodes=nodes))
+        with pytest.raises(PlanError, match="the profile lacks node b; measure anew"):
+            train(cluster, tmp_path / "run", Profile(nodes=(measured("a"),)))
         assert not any("prepare" in agent.log for agent in cluster.agents.values())
 
 

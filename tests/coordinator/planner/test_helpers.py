@@ -313,16 +313,6 @@ def test_named_helpers_decide_who_hosts() -> None:
         make_plan(job_of({"c": "a"}), small)
 
 
-def test_helper_without_room_for_what_it_fits_is_refused_by_name() -> None:
-    """The search knows slices only; the ring that it finds is refused by what its helper lacks."""
-    job = job_of(mode={"a": "b"}, adapter__config="linear", train__checkpoint_every=0)
-    nodes = of_users("a", "b")
-    needs = make_plan(job, nodes).memory["b"].total_bytes
-    nodes["b"] = dataclasses.replace(nodes["b"], memory_bytes=needs - 1)
-    with pytest.raises(CapacityError, match=r"node b needs .* to fit the adapters of a's blocks"):
-        make_plan(job, nodes)
-
-
 PAIRS = dataclasses.replace(MODEL, pair_token_bytes=24, pair_rounded_token_bytes=13, pair_projected_token_bytes=9)
 
 

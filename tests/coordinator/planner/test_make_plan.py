@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from coordinator.planner.draft import initiator_order
 from coordinator.planner.explain import explain, explanation_text
 from coordinator.planner.given_plan import GivenPlan, accept_plan
 from coordinator.planner.make_plan import check_inputs, make_plan
@@ -220,24 +219,6 @@ def test_plan_of_one_machine_is_judged_by_the_simulator_and_even() -> None:
     assert [(piece.node, piece.num_blocks) for piece in planned.plan.placement.slices] == [("a", 2), ("b", 2)]
 
 
-def test_initiators_follow_the_best_links() -> None:
-    """From the start of the shortest round on, always the best link to who has not had its turn."""
-    seconds = {frozenset("ac"): 3.0, frozenset("bc"): 1.0, frozenset("ab"): 5.0}
-    far = 10.0
-
-    def hand_over_s(source: str, target: str) -> float:
-        return seconds.get(frozenset((source, target)), far)
-
-    assert initiator_order(["d", "c", "a", "b"], hand_over_s) == ("a", "c", "b", "d")
-    # Links are directed: the round goes where they are good
-    good = {("a", "c"), ("c", "b"), ("b", "a")}
-    assert initiator_order(["a", "b", "c"], lambda *pair: 1.0 if pair in good else 2.0) == ("a", "c", "b")
-    # Names decide without links, among two, and among equals
-    assert initiator_order(["c", "a", "b"], None) == ("a", "b", "c")
-    assert initiator_order(["b", "a"], lambda *pair: 1.0) == ("a", "b")
-    assert initiator_order(["c", "a", "b"], lambda *pair: 1.0) == ("a", "b", "c")
-
-
 BF16, INT8, NF4 = (FrozenWeights(dtype=dtype) for dtype in FROZEN_DTYPES)
 LARGE = dataclasses.replace(
     MODEL, block_bytes=4_000_000, block_matrix_params=990_000, block_matrix_rows=1_000, largest_matrix_params=10_000
@@ -415,28 +396,3 @@ def test_bound_never_changes_the_choice_and_searches_less(monkeypatch: pytest.Mo
     assert answers[0] == answers[1]
     assert len({type(answer[0]) for answer in answers[0]}) == 2, "plans and refusals have to be among them"
     assert searches[0] < 0.7 * searches[1], searches
-
-
-@pytest.mark.parametrize(("room", "searched"), [(2.0, 1), (0.75, 1), (0.4, 1), (0.1, 0)])
-def test_type_that_can_not_fit_is_not_searched(room: float, searched: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Room for float32, bfloat16, int8 or for nothing: one search at most, and none for a remedy."""
-    counted = Counted(monkeypatch)
-    memory_bytes = round(room * BLOCK_BYTES * LARGE.num_blocks / 2) + 300_000
-    large_nodes = {name: facts(name, memory_bytes=memory_bytes, model=LARGE, **NO_TIMES) for name in "ab"}
-    found = chosen_type(job(runtime__frozen="auto", memory__activations="auto"), large_nodes)
-    assert counted.calls == searched
-    assert len(found) == (3 if searched else 1)
-
-
-def test_smaller_settings_are_looked_for_only_where_the_last_type_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A type that is passed over needs no remedy: nobody would read it."""
-    asked: list[Job] = []
-
-    def remedy(one: Job, _: object) -> str:
-        asked.append(one)
-        return ""
-
-    monkeypatch.setattr("coordinator.planner.make_plan.memory_remedy", remedy)
-    large_nodes = {name: facts(name, memory_bytes=6_000_000, model=LARGE, **NO_TIMES) for name in "ab"}
-    assert len(chosen_type(job(runtime__frozen="auto"), large_nodes)) == 3
-    assert asked == []

@@ -27,17 +27,13 @@ from ringtune.job.job import Job
 from ringtune.models.kept_inputs import KeptInput
 from ringtune.schedule.operation_tables import BlockCapacity, Choice
 from ringtune.schedule.placement import Slice
-from ringtune.schedule.saved_activations import VELORA, Velora
+from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.units import Range, Units
 from ringtune.techniques.activation_checkpointing import (
     AUTO,
-    BOTH,
     KEEPS_ALL,
-    NONE,
-    RECOMPUTE,
     SavingPolicy,
     SliceSaving,
-    extra_share,
     slice_saving,
 )
 from tests.support import fake_agents
@@ -101,21 +97,6 @@ def test_memory_caps_with_operations_are_never_too_small() -> None:
                 found = caps.estimate_of(piece.node, piece.start, piece.stop, above)
                 assert found.total_bytes >= wanted.total_bytes
                 assert found.parts()["activations"] == wanted.parts()["activations"]
-
-
-def test_memory_caps_let_a_node_host_more_where_tables_leave_graphs_out() -> None:
-    """Four blocks of which half is passed by need less than three whole ones; with scores they need more than four."""
-    rng = random.Random(0)
-    profile = class_ring(rng, ["laptop", "laptop"], num_blocks=6, owners=1)
-    draft = draft_for(profile, microbatches=4, method="all")
-    facts = {name: dataclasses.replace(node, activation_token_bytes=100_000) for name, node in profile.by_name.items()}
-
-    def needed(which: Draft, blocks: int) -> int:
-        caps = MemoryCaps(which, facts)
-        return caps.needed_bytes(sorted(facts)[1], 6 - blocks, 6, 0)
-
-    half, scored = (with_operations(draft, rng, kind) for kind in ("random", "two-stage"))
-    assert needed(half, 4) < needed(draft, 3) < needed(draft, 4) < needed(scored, 4)
 
 
 def with_operations(draft: Draft, rng: random.Random, kind: str) -> Draft:
@@ -191,19 +172,6 @@ def test_auto_passes_over_the_lowest_block_where_that_keeps_little() -> None:
     assert chosen(99, may_project=True) == SliceSaving(2, 8, is_projected=True)
 
 
-def test_other_words_hold_for_every_slice() -> None:
-    """Whether it fits or not."""
-    rows: list[tuple[str, SliceSaving]] = [
-        (NONE, KEEPS_ALL),
-        (VELORA, SliceSaving(2, 2, is_projected=True)),
-        (RECOMPUTE, SliceSaving(2, 8)),
-        (BOTH, SliceSaving(2, 8, is_projected=True)),
-    ]
-    for activations, wanted in rows:
-        assert slice_saving(activations, KEPT, needs, ROOMY) == wanted
-        assert slice_saving(activations, Range(8, 8), needs, ROOMY) == KEEPS_ALL
-
-
 # ---- in a ring -------------------------------------------------------------------------------------
 
 
@@ -250,24 +218,6 @@ def test_a_node_hosts_more_blocks_where_they_may_run_again() -> None:
         assert with_auto[1].estimate(plan, node).total_bytes <= has_bytes
     bare = draft.placed(plan.placement.slices)
     assert any(without[1].estimate(bare, node).total_bytes > has_bytes for node in plan.nodes)
-
-
-def test_a_node_with_the_lowest_block_keeps_its_small_graph() -> None:
-    """The graph of the lowest block begins at its adapter; one block less runs again than from the bottom on."""
-    roomy = class_ring(random.Random(1), ["laptop"], num_blocks=6, owners=1)
-    (facts,) = roomy.nodes
-    facts = dataclasses.replace(facts, lowest_token_bytes=facts.activation_token_bytes / 6)
-    roomy = dataclasses.replace(roomy, nodes=(facts,))
-    draft, ring = draft_for(roomy, microbatches=8, method="all"), Ring(nodes=(0,), counts=(6,))
-    profile = tight(roomy, round(0.7 * needed(draft, roomy, ring)))
-    costs, caps = tables(auto(draft, may_project=False), profile)
-    plan = plan_of(caps.draft, costs, ring)
-    (again,) = plan.placement.recompute
-    assert again.start == 1
-    assert caps.estimate(plan, facts.node).total_bytes <= profile.nodes[0].memory_bytes
-    as_many = dataclasses.replace(plan.placement, recompute=(Range(0, again.stop - 1),))
-    below = caps.estimate(dataclasses.replace(plan, placements=(as_many,)), facts.node)
-    assert below.total_bytes > profile.nodes[0].memory_bytes
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -452,15 +402,6 @@ def test_explanation_says_both_numbers_and_what_else_would_save() -> None:
         assert part in text, part
     lines = plan_text(made.plan, made.memory, measured=False, num_steps=0)
     assert any("activations" in line and line.startswith("node") for line in lines)
-
-
-def test_explanation_is_silent_where_nothing_was_asked_for() -> None:
-    """Everything is kept, and there is no dropout."""
-    made = planned("none")
-    assert made.choice is not None
-    assert explain(made.choice, made, relative=True).activations is None
-    # A run too short to unfreeze it keeps nothing there, so there is nothing to compare with
-    assert extra_share(KEEPS_ALL, Range(2, 2), two_nodes()["a"]) == 0.0
 
 
 def test_given_plan_has_the_policy_of_its_job() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -25,7 +24,6 @@ from ringtune.schedule.operation_tables import (
     BatchOperations,
     Choice,
     Operations,
-    Policy,
     ScheduledTable,
     tables_to_json,
 )
@@ -142,15 +140,6 @@ def test_choice_has_what_the_job_says() -> None:
     assert plan.course.choice is not None
     assert plan.course.choice.groups == tuple((piece.start, piece.stop) for piece in plan.placement.slices)
     assert len(plan.placement.slices) == 2
-
-
-def test_plan_with_a_choice_is_read_again() -> None:
-    """Whatever is chosen how, the file of a plan gives an equal plan, digest and all."""
-    ways: tuple[dict[str, object], ...] = ({"compute": 0.5}, {"full": 1, "forward_only": 1}, {"by_slice": True})
-    for policy, values in itertools.product([one.value for one in Policy if one != Policy.STANDARD], ways):
-        wanted = chosen(policy=policy, **values)  # type: ignore[arg-type]
-        plan = make_plan(wanted, FACTS).plan
-        assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan, (policy, values)
 
 
 def test_choice_does_not_depend_on_the_placement() -> None:
@@ -375,20 +364,6 @@ def test_explanation_says_what_balance_gains() -> None:
         assert sum(each.steps * each.step_s for each in why.depths) == pytest.approx(why.job_s)
 
 
-def test_explanation_compares_the_second_best_with_the_chosen_one_as_it_was_judged() -> None:
-    """Both with operations of alike blocks: those that were settled with the chosen slices fit no other ring."""
-    made = plan_of_half(halved(balance=True))
-    assert made.choice is not None
-    why = explain(made.choice, made, relative=False)
-    assert why.second is not None and why.unsettled is not None
-    assert why.unsettled.job_s == made.choice.best.job_s <= why.second.job_s
-    text = explanation_text(why)
-    at = next(at for at, line in enumerate(text) if line.startswith("  second best:"))
-    assert format_seconds(why.second.job_s) in text[at]
-    assert text[at + 1].startswith("    both were compared before their operations were settled")
-    assert f"the chosen one takes {format_seconds(why.unsettled.job_s)} by the formula" in text[at + 1]
-
-
 CHOSEN = job().with_overrides(
     {"train.method": "all", "operations.policy": "two-stage", "operations.full": 1, "operations.forward_only": 1}
 )
@@ -432,19 +407,6 @@ def test_scores_are_explained_by_their_seconds_and_when_they_have_paid() -> None
     assert drawn.profile is not None
     without = explain_operations(drawn.plan, drawn.profile)
     assert without is not None and "scores" not in without.lines()[-1]
-
-
-def test_pruning_is_explained_by_the_subnets_that_stay() -> None:
-    """It has no counts by micro-batch."""
-    planned = make_plan(CHOSEN.with_overrides({"operations.policy": "magnitude", "operations.compute": 0.5}), FACTS)
-    assert planned.profile is not None
-    reason = explain_operations(planned.plan, planned.profile)
-    assert reason is not None
-    assert reason.lines()[1] == "    magnitude: 50% of all subnets stay, for all micro-batches"
-    # No line and no figure of operations
-    planned = make_plan(job(), FACTS)
-    assert planned.choice is not None
-    assert explain(planned.choice, planned, relative=False).operations is None
 
 
 def test_given_operations_are_explained_by_what_they_save() -> None:

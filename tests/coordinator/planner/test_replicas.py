@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.planner import phases, replan, replicas
+from coordinator.planner import phases, replan
 from coordinator.planner.draft import drafts_of, job_draft
 from coordinator.planner.explain import explain, explanation_text
 from coordinator.planner.given_plan import GivenPlan, accept_plan
@@ -38,7 +38,6 @@ from tests.support.model_facts import small_model
 from tests.support.moves import moving, slices_of
 from tests.support.planner_rings import MIB, QUICK, device
 from tests.support.plans import changed
-from tests.support.plans import make_plan as plan_by_hand
 
 
 @pytest.fixture(autouse=True)
@@ -119,19 +118,6 @@ def test_free_number_of_microbatches_is_chosen_as_the_option_would() -> None:
     assert make_plan(job, facts).plan.course.microbatches == 4
 
 
-def test_explanation_tells_of_a_few_layouts() -> None:
-    """The others are counted; where the job says never, nothing is said of replicas."""
-    found = planned(job_of(), (1, 1, 1, 1))
-    assert found.replicas is not None
-    lines = found.replicas.lines("{:.1f} s".format)
-    assert [line.split(":")[0].strip() for line in lines[:3]] == ["all steps", "second best", "other"]
-    assert sum("one host for each block: " in line for line in lines) == 1
-    assert lines[-1] == f"  {found.replicas.num_rough - len(found.replicas.judged)} more were simulated"
-    # Each block has one host then, and nothing is said of replicas
-    found = planned(job_of(placement__replicas="never"), (1, 1, 1, 1))
-    assert found.replicas is None and not found.plan.placement.has_replicas
-
-
 def test_replicas_are_not_taken_over_slow_links() -> None:
     """Gradients of adapters and hidden states at 1 MB/s take longer than the ring's filling and draining.
 
@@ -185,21 +171,6 @@ def test_layouts_have_replicas_and_cover_all_blocks() -> None:
     assert cuts == {(lower.count + more, upper.count - more) for more in (1, -1)}
 
 
-def test_judged_layouts_are_of_every_number_of_stages_and_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The formula compares few stages with many badly, so the simulator sees the best of each; none twice.
-
-    The few that it judges well are the best of all.
-    """
-    few = planned(job_of(), (1, 1, 1, 1)).replicas
-    monkeypatch.setattr(replicas, "_FINALISTS", 100)
-    found = planned.__wrapped__(job_of(), (1, 1, 1, 1)).replicas
-    assert few is not None and found is not None
-    texts = [text for text, _ in found.judged]
-    assert len(set(texts)) == len(texts) == found.num_rough == few.num_rough > len(few.judged)
-    assert {text.count(";") for text in texts} == {0, 1, 2}
-    assert few.judged[0] == found.judged[0]
-
-
 @pytest.mark.thorough
 def test_gradients_that_no_link_takes_are_not_sent_between_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hosts share no more blocks than a message has room for, four here; nothing is refused for it."""
@@ -209,17 +180,6 @@ def test_gradients_that_no_link_takes_are_not_sent_between_hosts(monkeypatch: py
     monkeypatch.setattr(blobs, "MAX_BLOB_BYTES", 4 * facts["n0"].model.adapter_block_bytes)
     found = make_plan(job_of(train__max_steps=120), facts, links=links).plan.placement
     assert all(len(stage) == 1 or stage[0].num_blocks <= 4 for stage in found.stages)
-
-
-@pytest.mark.thorough
-def test_explanation_has_the_number_of_micro_batches_that_is_carried_out() -> None:
-    """The best ring may have another number than the stages that are taken."""
-    ring = planned(job_of(), (1, 1, 1, 1))
-    free = planned(job_of(train__microbatches="auto"), (1, 1, 1, 1))
-    assert free.choice is not None and ring.choice is not None and free.replicas is not None
-    stages = Plan(dataclasses.replace(free.plan.course, microbatches=16), free.plan.placements)
-    told = explain(ring.choice, dataclasses.replace(ring, plan=stages, replicas=free.replicas), relative=False)
-    assert free.replicas.is_taken and told.microbatches == 16
 
 
 @pytest.mark.parametrize("small", ["n1", "n2", "n3"])
@@ -518,34 +478,6 @@ def test_slices_stay_where_moves_take_longer_than_they_gain(monkeypatch: pytest.
     found = planned.__wrapped__(job_of(**LONG, placement__follow="auto"), UNEVEN)
     assert found.phases is not None and not found.phases.is_taken and not found.plan.moves
     assert found.phases.moving_s == found.phases.fixed_s
-
-
-def test_why_nothing_is_looked_at() -> None:
-    """Explanations say it."""
-    rows: list[tuple[dict[str, Any], str]] = [
-        ({"train__max_steps": 30}, "the same blocks train at every step"),
-        ({"memory__activations": "recompute"}, "memory.activations is decided for slices of their own"),
-    ]
-    for changes, why_not in rows:
-        found = following(**changes)
-        assert found.phases is not None and found.phases.why_not == why_not
-        assert found.choice is not None
-        told = explanation_text(explain(found.choice, found, relative=False))
-        assert f"  the run stays on one placement: {why_not}" in told
-        auto = plan_by_hand([("a", 0, 2), ("b", 2, 4)], ["a"], unfreeze="auto")
-        assert phases._refusal_reason(auto, "none") == "the losses decide what trains when"
-
-
-def test_explanation_says_what_each_move_gains() -> None:
-    """With its first step, depth, slices and both times."""
-    found = following()
-    assert found.choice is not None and found.phases is not None
-    told = explanation_text(explain(found.choice, found, relative=False))
-    (at,) = [index for index, line in enumerate(told) if line.startswith("  slices follow the schedule: ")]
-    for phase, line in zip(found.phases.phases, told[at + 1 :], strict=False):
-        assert line.startswith(f"    from step {phase.first_step}, depth {phase.depth}") and phase.slices in line
-    after = told[at + 1 + len(found.phases.phases)]
-    assert after == "  the figures below are of the plan with one placement for all steps, from which this was made"
 
 
 def best_way(seed: int) -> None:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import dataclasses
 import random
 import statistics
-from typing import Any
 
 import pytest
 
-from coordinator.planner import judge
 from coordinator.planner.draft import Draft
 from coordinator.planner.judge import (
     paid_after,
-    run_probe,
     score_pass_s,
     score_passes,
     simulated_job_s,
@@ -24,7 +21,6 @@ from coordinator.planner.ring_costs import (
     loads_of,
     ring_costs,
     steps_by_depth,
-    trained_shares,
     with_fewer_depths,
     with_mean_owner,
 )
@@ -34,7 +30,7 @@ from ringtune.costs.action_costs import CourseCosts
 from ringtune.costs.profile import Profile
 from ringtune.run_control import events as rd
 from ringtune.schedule.course import Course
-from ringtune.schedule.methods import Everything, Hift, Method
+from ringtune.schedule.methods import Hift
 from ringtune.schedule.operation_tables import BatchOperations, BlockCapacity, Choice, Operations, Policy
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn
@@ -110,29 +106,6 @@ def test_step_time_ranks_rings_like_the_simulator() -> None:
         assert min(found)[1] <= 1.03 * min(seconds for _, seconds in found)
 
 
-def test_step_time_judged_roughly_has_two_probes_that_stay_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Judged well afterwards, four depths with two owners take six more; both figures are of the same ring."""
-    rng, probes = random.Random(5), list[Plan]()
-    profile = class_ring(rng, ["laptop", "jetson"], num_blocks=4)
-    draft = draft_for(profile, microbatches=4, num_steps=48, every_steps=12)
-    costs = ring_costs(draft, profile)
-    ring = Ring(nodes=(0, 1), counts=(2, 2))
-    plan = plan_of(draft, costs, ring)
-
-    def counted(probe: Plan, *more: Any) -> None:
-        probes.append(probe)
-        run_probe(probe, *more)
-
-    monkeypatch.setattr(judge, "run_probe", counted)
-    found = []
-    for is_rough, so_far in ((True, 2), (False, 8), (True, 8), (False, 8)):
-        judged = simulated_job_s(plan, profile, costs, ring, max_actions=10**6, is_rough=is_rough)
-        assert len(probes) == so_far
-        found.append(judged)
-    assert found[:2] == found[2:] and found[0] != found[1]
-    assert found[0] == pytest.approx(found[1], rel=0.1)
-
-
 def test_step_time_of_one_node_is_its_work() -> None:
     """Alone nothing waits: the sum of all actions of a step, whatever the depth."""
     profile = Profile(nodes=(device("a", num_blocks=3, block_s=0.1, tokens=64),))
@@ -202,20 +175,6 @@ def test_job_time_counts_each_owner_by_its_share_of_the_steps() -> None:
     by_rows = dataclasses.replace(equal, course=dataclasses.replace(equal.course, turns="rows"))
     weights = [[owner.weight for owner in ring_costs(draft, profile).owners] for draft in (equal, by_rows)]
     assert weights == [[0.5, 0.5], [0.75, 0.25]]
-
-
-def test_trained_shares_are_those_of_a_sweep() -> None:
-    """A group at a time trains few of the blocks that gradients pass."""
-    rows: list[tuple[Method, tuple[float, float]]] = [
-        (Everything(), (1.0, 1.0)),
-        (Hift(), (3 / 9, 0.0)),  # back through 3, 3, 2, 1 and 0 blocks; 3 of these train
-        (Hift(group_size=5), (1.0, 1.0)),
-        (Hift(group_size=2), (3 / 5, 1 / 3)),  # (e, 0), (1, 2), (head): 3, 2 and 0 blocks, 1, 2 and 0 of them
-    ]
-    for method, expected in rows:
-        profile = Profile(nodes=(device("a", num_blocks=3),))
-        course = dataclasses.replace(draft_for(profile, num_steps=100).course, method=method)
-        assert trained_shares(course) == pytest.approx(expected)
 
 
 def choosing(slices: list[tuple[str, int, int]], *, refresh_steps: int = 0) -> Plan:
@@ -337,23 +296,6 @@ def test_all_full_tables_leave_the_costs_as_they_are(subnets: int) -> None:
     assert ring_costs(chosen, profile) == ring_costs(draft, profile)
 
 
-def test_half_of_the_operations_are_half_of_the_block_times() -> None:
-    """Two of four micro-batches full, two passed by, before any score is known."""
-    profile, draft = few(microbatches=4)
-    full, half = (ring_costs(each, profile) for each in (draft, with_choice(draft, 0.5, 0.0)))
-    for name in ("forward_s", "graph_s", "graph_lowest_s", "backward_s", "backward_lowest_s"):
-        assert getattr(half, name) == pytest.approx([0.5 * value for value in getattr(full, name)])
-    assert half.update_s == full.update_s
-    assert half.owners[0].head_s == full.owners[0].head_s
-    # Half of the micro-batches full, half forward-only: a backward half as often, a forward always
-    profile, draft = few(microbatches=4)
-    full, half = (ring_costs(each, profile) for each in (draft, with_choice(draft, 0.5, 0.5)))
-    assert half.backward_s == pytest.approx([0.5 * value for value in full.backward_s])
-    assert half.forward_s == pytest.approx(full.forward_s)
-    expected = [0.5 * (graph + free) for graph, free in zip(full.graph_s, full.forward_s, strict=True)]
-    assert half.graph_s == pytest.approx(expected)
-
-
 def random_table(rng: random.Random) -> tuple[Profile, Draft, RingCosts, Ring]:
     """A small ring with a table in which each subnet is full for 3 of 5 micro-batches."""
     num_nodes = rng.randint(1, 4)
@@ -395,19 +337,6 @@ def test_a_probe_runs_the_expected_table() -> None:
         assert found is not None
         seconds.append(found)
     assert 0.6 < seconds[1] / seconds[0] < 0.85
-
-
-def test_slices_are_cut_by_what_blocks_really_do() -> None:
-    """Of eight blocks the upper four do half as much: more of them are in the upper slice."""
-    profile, draft = few(num_blocks=8, microbatches=2)
-    table = with_table(draft, ("1111111113131313",) * 2, subnets=2)
-
-    def counts(which: Draft) -> tuple[int, ...]:
-        costs = ring_costs(which, profile)
-        rings = (Ring(nodes=(0, 1), counts=(low, 8 - low)) for low in range(2, 7))
-        return min(rings, key=lambda ring: job_s(costs, ring)).counts
-
-    assert counts(table)[0] < counts(draft)[0]
 
 
 def test_passed_slices_cost_no_messages() -> None:

@@ -18,7 +18,7 @@ from coordinator.run import checkpoint, recovery
 from coordinator.run.checkpoint import CheckpointManager, Disks, ResumeChooser, ResumePoint
 from coordinator.run.driver import AbsentNodes
 from coordinator.run.members import LinkCache, Member
-from coordinator.run.recovery import GRACE_S, PeerSuspicions, Reports, with_role
+from coordinator.run.recovery import GRACE_S, PeerSuspicions, Reports
 from coordinator.run.report import RunLedger
 from coordinator.run.requests import RunRequest
 from coordinator.run.run_driver import RunDriver
@@ -29,7 +29,6 @@ from ringtune.run_control.checkpoint import CheckpointManifest, Resume, SavedPar
 from ringtune.run_control.continuation import job_digest
 from ringtune.schedule.methods.hift import Hift
 from ringtune.schedule.migration import Source, with_owner, without_owner
-from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import NONE_DONE, Evaluations
 from ringtune.techniques.replicas import CopyDigest
@@ -391,18 +390,6 @@ def test_blame_for_a_broken_link_is_of_the_end_with_more_of_them() -> None:
     suspicions.add(of_b._replace(node="f", lost="a"), "a", 0.0)
     suspicions.add(of_b._replace(node="f", lost="c"), "c", 0.0)
     assert suspicions.suspect(of_b._replace(node="f", lost="a")) == "f"
-
-
-def test_lost_node_that_only_helped_is_called_a_helper() -> None:
-    """With what it did and the remedy; a host that helps another one is a lost host."""
-    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"])
-    helpers = (Helper(node="b", start=0, stop=1), Helper(node="z", start=1, stop=2), Helper(node="z", start=2, stop=4))
-    plan = Plan.of(plan.course, dataclasses.replace(plan.placement, helpers=helpers))
-    assert with_role("it is lost", "a", plan) == with_role("it is lost", "b", plan) == "it is lost"
-    assert with_role("it is lost", "z", plan) == (
-        "it is lost; helper z fits the adapters of a's blocks [1, 2), b's blocks [2, 4): start it again and --resume "
-        "the run, or train anew with another helper in [offload]"
-    )
 
 
 class _NoBooks:

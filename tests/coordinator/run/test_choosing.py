@@ -149,16 +149,6 @@ def test_choosing_reaches_every_node_with_its_turn(tmp_path: Path) -> None:
     assert [found[StepKind.CHECKPOINT, step] for step in (4, 8, 12)] == [tables[0], tables[4], tables[8]]
 
 
-@pytest.mark.parametrize("policy", ["random", "magnitude", "magnitude-gradient", "joint"])
-@pytest.mark.sampled(2)
-def test_choosing_ends_with_any_policy(tmp_path: Path, policy: str) -> None:
-    """With scores and without, once and refreshed."""
-    wanted = JOB.with_overrides({"operations.policy": policy})
-    with FakeCluster("a", "b") as cluster:
-        run(cluster, tmp_path, wanted=wanted)
-    assert TablesFile(tmp_path).read()[0].step == 0
-
-
 def _spoiled(change: Any) -> Any:
     def on_grant(agent: FakeAgent, turns: list[Turn]) -> None:
         report = agent.report(turns)
@@ -260,8 +250,8 @@ def run_auto(cluster: FakeCluster, out: Path, *, resume: Resume | None = None) -
 
 
 @pytest.fixture(scope="module")
-def unfrozen(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, dict[int, tuple[int, ...]]]]:
-    """The folder of a run, and by node and step the decisions with which its turns were granted."""
+def unfrozen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run whose turns were granted with the decisions before them, at every node the same."""
     out, granted = tmp_path_factory.mktemp("whole"), dict[str, dict[int, tuple[int, ...]]](a={}, b={})
 
     def on_grant(agent: FakeAgent, turns: list[Turn]) -> None:
@@ -270,13 +260,15 @@ def unfrozen(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
 
     with FakeCluster("a", "b", agents={name: {"on_grant": on_grant} for name in granted}) as cluster:
         run_auto(cluster, out)
-    return out, granted
+    assert granted["a"] == granted["b"]
+    assert [granted["a"][step] for step in (8, 10, 14, 16, 22)] == [(), (10,), (10,), (10, 16), (10, 16, 22)]
+    return out
 
 
 @pytest.fixture
-def stopped(unfrozen: tuple[Path, object], tmp_path: Path) -> Path:
+def stopped(unfrozen: Path, tmp_path: Path) -> Path:
     """The folder of a run as it was after step 12, with lines of metrics of all 24 steps."""
-    out = shutil.copytree(unfrozen[0], tmp_path / "run")
+    out = shutil.copytree(unfrozen, tmp_path / "run")
     assert json.loads((out / "report.json").read_text())["unfreeze_at"] == [10, 16, 22]
     checkpoints = RunCheckpoints(out)
     assert checkpoints.steps() == (24, 12)
@@ -319,19 +311,3 @@ def test_unfreezing_is_shown_as_deep_as_it_can_get() -> None:
         auto, {}, at_step=16, measured=False
     )
     assert "actions from step 16, depth 3:" in plan_text(settled, {}, at_step=16, measured=False)
-
-
-def test_unfreezing_reaches_every_node_with_its_turn(
-    unfrozen: tuple[Path, dict[str, dict[int, tuple[int, ...]]]],
-) -> None:
-    """Each granted turn carries all decisions that hold for it, to every node the same."""
-    granted = unfrozen[1]
-    assert granted["a"] == granted["b"]
-    assert {step: granted["a"][step] for step in (0, 8, 10, 14, 16, 22)} == {
-        0: (),
-        8: (),
-        10: (10,),
-        14: (10,),
-        16: (10, 16),
-        22: (10, 16, 22),
-    }

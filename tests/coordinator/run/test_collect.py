@@ -6,7 +6,6 @@ import dataclasses
 import json
 import re
 import struct
-import tempfile
 from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,21 +29,6 @@ from ringtune.storage.tensor_files import is_finite
 from tests.support.fake_agents import MODEL, block_tensor, job
 from tests.support.model_folder import with_header
 from tests.support.plans import make_plan
-
-
-def test_results_lie_in_a_folder_for_each_node_until_they_are_dropped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two nodes have two empty folders below one temporary folder, which is gone in the end."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    results = Results()
-    folders = [results.folder_of(node) for node in ("a", "b")]
-    (folders[0] / "adapter.safetensors").write_bytes(b"x")
-    assert [folder.name[:2] for folder in folders] == ["a-", "b-"]
-    assert len(list(tmp_path.iterdir())) == 1
-    results.drop()
-    assert list(tmp_path.iterdir()) == []
-    Results().drop()
 
 
 def _part(*users: str) -> Any:

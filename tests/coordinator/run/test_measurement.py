@@ -24,10 +24,8 @@ from ringtune.costs.measurement import hidden_bytes
 from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.errors import (
     BusyError,
-    CapacityError,
     ConnectionFailedError,
     DataError,
-    DeadlineError,
     FrameError,
     IntegrityError,
     InterruptedRunError,
@@ -140,12 +138,9 @@ def _with_transfers(agent: FakeAgent, turns: list[Turn]) -> None:
     agent.stub.Report(request, timeout=CALL_S)
 
 
-@pytest.mark.parametrize(
-    ("options", "asked"), [({}, [2, 2, 4]), ({"on_grant": _with_transfers}, [2, 2, 2])], ids=["unused", "used"]
-)
-def test_links_that_a_run_does_not_use_grow_old_beside_it(options: dict[str, Any], asked: list[int]) -> None:
-    """Measured at 0 min, and known at 50 to a run: at 61 min they are measured anew unless its messages showed them."""
-    now_s = [0.0]
+def test_links_that_messages_of_a_run_have_shown_are_known_for_another_hour() -> None:
+    """Measured at 0 min, and seen by a run at 50: at 61 min they are not measured anew."""
+    now_s, options = [0.0], {"on_grant": _with_transfers}
     with FakeCluster("a", "b", agents={name: {**HOSTS[name], **options} for name in "ab"}) as cluster:
         cluster.server.coordinator.links = LinkCache(lambda: now_s[0])
         found = []
@@ -153,20 +148,7 @@ def test_links_that_a_run_does_not_use_grow_old_beside_it(options: dict[str, Any
             now_s[0] = 60.0 * minutes
             run(cluster)
             found.append(len(links_asked(cluster)))
-    assert found == asked
-
-
-def test_links_of_a_given_profile_are_not_known_to_the_next_run() -> None:
-    """Nobody here measured them, so a run without the profile asks for its own links."""
-    links = tuple(
-        LinkFacts(source=source, target=target, rate_bytes_per_s=7e3, latency_s=9.0) for source, target in ("ab", "ba")
-    )
-    agents = {name: {**HOSTS[name], "on_grant": _with_transfers} for name in "ab"}
-    with FakeCluster("a", "b", agents=agents) as cluster:
-        run(cluster, profile=Profile(nodes=(facts("a"), facts("b")), links=links))
-        assert links_asked(cluster) == []
-        run(cluster)
-        assert links_asked(cluster) == ["a>b", "b>a"]
+    assert found == [2, 2, 2]
 
 
 class Calls:
@@ -337,14 +319,6 @@ def test_measurement_that_fails_names_the_node_and_frees_the_others(
         with pytest.raises(error, match=message):
             measure(cluster)
         assert all(agent.released.wait(CALL_S) for agent in cluster.agents.values())
-
-
-def test_measurement_waits_for_nodes_and_says_who_came() -> None:
-    """Like a run."""
-    with FakeCluster("a") as cluster, pytest.raises(DeadlineError, match="1 have joined"):
-        measure(cluster, num_nodes=2)
-    with FakeCluster() as cluster, pytest.raises(CapacityError, match="no node has joined"):
-        measure(cluster)
 
 
 @pytest.mark.parametrize(

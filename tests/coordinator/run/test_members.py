@@ -51,6 +51,13 @@ def member(node: str, instance: str = "one") -> Member:
     return Member(node=node, address=f"127.0.0.1:{len(node)}", instance=instance)
 
 
+def registry_of_a() -> Registry:
+    """A registry in which node ``a`` has joined at 0 for 10 s."""
+    registry = Registry(lease_s=10)
+    registry.join(member("a"), now_s=0)
+    return registry
+
+
 def test_registry_has_members_for_a_lease() -> None:
     """Members come sorted by name, whatever the order in which they joined."""
     registry = Registry(lease_s=10)
@@ -58,23 +65,19 @@ def test_registry_has_members_for_a_lease() -> None:
         registry.join(member(node), now_s=0)
     assert [entry.node for entry in registry.living(now_s=1)] == ["a", "b", "c"]
     # At the very end of its lease a member is lost, but still listed
-    registry = Registry(lease_s=10)
-    registry.join(member("a"), now_s=0)
+    registry = registry_of_a()
     assert registry.is_alive("a", now_s=9.9)
     assert not registry.is_alive("a", now_s=10.0)
     assert [entry.node for entry in registry.all(now_s=10.0)] == ["a"]
     # A heartbeat starts the lease anew and carries the resident memory
-    registry = Registry(lease_s=10)
-    registry.join(member("a"), now_s=0)
+    registry = registry_of_a()
     assert registry.heartbeat("a", "one", rss_bytes=7, now_s=9)
     assert registry.living(now_s=18)[0].rss_bytes == 7
     # A heartbeat after the lease does not revive a member: its run has gone on without it
-    registry = Registry(lease_s=10)
-    registry.join(member("a"), now_s=0)
+    registry = registry_of_a()
     assert not registry.heartbeat("a", "one", rss_bytes=0, now_s=11)
     # Nor does a run that begins with a longer lease; a living member has that one, and the other after the run
-    registry = Registry(lease_s=10)
-    registry.join(member("a"), now_s=0)
+    registry = registry_of_a()
     registry.join(member("b"), now_s=5)
     registry.set_lease(60, now_s=11)
     assert [entry.node for entry in registry.living(now_s=64)] == ["b"]
@@ -84,32 +87,27 @@ def test_registry_has_members_for_a_lease() -> None:
     registry.set_lease(10, now_s=40)
     assert registry.living(now_s=40) == ()
     # A member that was lost long ago is not listed for ever
-    registry = Registry(lease_s=10)
-    registry.join(member("a"), now_s=0)
+    registry = registry_of_a()
     assert registry.all(now_s=299) != ()
     assert registry.all(now_s=300) == ()
 
 
 def test_registry_has_one_process_for_a_name() -> None:
     """A second process with the name of a living one is refused, and told how long ago that one was seen."""
-    registry = Registry(lease_s=10)
-    registry.join(member("a"), now_s=0)
+    registry = registry_of_a()
     with pytest.raises(BusyError, match=r"taken .* seen 3\.0 s ago"):
         registry.join(member("a", instance="two"), now_s=3)
     assert not registry.heartbeat("a", "two", rss_bytes=0, now_s=3)
     # A new process may take the name of a lost one
-    registry = Registry(lease_s=10)
-    registry.join(member("a"), now_s=0)
+    registry = registry_of_a()
     registry.join(member("a", instance="two"), now_s=10)
     assert registry.living(now_s=11)[0].instance == "two"
     # A process that lost the reply of its first join may simply join again
-    registry = Registry(lease_s=10)
-    registry.join(member("a"), now_s=0)
+    registry = registry_of_a()
     registry.join(member("a"), now_s=1)
     assert len(registry.living(now_s=2)) == 1
     # Only the process that joined can leave
-    registry = Registry(lease_s=10)
-    registry.join(member("a"), now_s=0)
+    registry = registry_of_a()
     assert not registry.leave("a", "two")
     assert registry.leave("a", "one")
     assert registry.all(now_s=1) == ()

@@ -274,14 +274,6 @@ def test_grant_that_the_node_refuses_is_not_repeated() -> None:
     assert node.grants.qsize() == 1
 
 
-@pytest.mark.parametrize("status", ["UNAVAILABLE", "DEADLINE_EXCEEDED"])
-def test_node_error_of_silence_is_a_lost_node(status: str) -> None:
-    """If the node itself said nothing, it is lost; the name and address are in the message."""
-    error = node_error(status, "socket closed", node="pi", address="10.0.0.2:1")
-    assert type(error) is PeerLostError
-    assert "node pi at 10.0.0.2:1" in str(error)
-
-
 def test_node_error_keeps_what_the_node_said() -> None:
     """The node's own error keeps its class, and its name is added if it is missing."""
     said = status_of_error(DataError("train.csv has no rows"))
@@ -343,75 +335,63 @@ class Counting(control_pb2_grpc.AgentServicer):
         yield from cut_pieces("totals.json", [bytes(3 * CHUNK_BYTES)])
 
 
-def _inspect(calls: AgentCalls, say: _SAYS, _: Path) -> None:
-    calls.inspect(control_pb2.InspectRequest(), lambda reply: say(reply.facts_json))
-
-
-def _measure_link(calls: AgentCalls, say: _SAYS, _: Path) -> None:
-    calls.measure_link(control_pb2.MeasureLinkRequest(), lambda reply: say(reply.samples))
-
-
-def _prepare(calls: AgentCalls, say: _SAYS, _: Path) -> None:
-    calls.prepare(control_pb2.PrepareRequest(), on_result=say)
-
-
-def _load(calls: AgentCalls, say: _SAYS, _: Path) -> None:
-    calls.prepare(control_pb2.PrepareRequest(), on_result=say, saved={"adapter.safetensors": FILE})
-
-
-def _fetch_ahead(calls: AgentCalls, say: _SAYS, _: Path) -> None:
-    calls.fetch_ahead(control_pb2.PrepareRequest(), on_result=say, on_failed=say)
-
-
-def _rest(calls: AgentCalls, say: _SAYS, _: Path) -> None:
-    calls.rest(0, on_result=lambda reply: say(reply.totals_json), on_failed=say)
-
-
-def _halt(calls: AgentCalls, say: _SAYS, _: Path) -> None:
-    calls.halt(on_result=lambda _: say("halted"), on_failed=say)
-
-
-def _move(calls: AgentCalls, say: _SAYS, _: Path) -> None:
-    request = control_pb2.MoveRequest(prepare=control_pb2.PrepareRequest())
-    calls.move(request, on_result=lambda reply: say(reply.fetched_bytes), on_failed=say)
-
-
-def _repeat(calls: AgentCalls, say: _SAYS, _: Path) -> None:
-    request = control_pb2.RepeatRequest(node="b")
-    calls.repeat(request, on_result=lambda reply: say(reply.results_json), on_failed=say)
-
-
 def _grant(calls: AgentCalls, say: _SAYS, _: Path) -> None:
     calls.grant(TURNS[:1])
     calls.halt(on_result=lambda _: say("after it"), on_failed=say)
 
 
 def _collect(calls: AgentCalls, say: _SAYS, folder: Path) -> None:
-    calls.collect(
-        control_pb2.CollectRequest(),
-        folder,
-        max_bytes=4 * CHUNK_BYTES,
-        on_result=lambda files: say(bytes(files["totals.json"]) == bytes(3 * CHUNK_BYTES)),
-    )
+    def read(files: Mapping[str, Pieces]) -> None:
+        say(bytes(files["totals.json"]) == bytes(3 * CHUNK_BYTES))
+
+    calls.collect(control_pb2.CollectRequest(), folder, max_bytes=4 * CHUNK_BYTES, on_result=read)
 
 
-def _release(calls: AgentCalls, say: _SAYS, _: Path) -> None:
-    calls.release("over").add_done_callback(lambda done: say(done.exception()))
-
-
-CASES: Final[dict[str, tuple[str, Callable[[AgentCalls, _SAYS, Path], None], object]]] = {
-    "inspect": ("Inspect", _inspect, "facts"),
-    "measure_link": ("MeasureLink", _measure_link, 3),
-    "prepare": ("Prepare", _prepare, 7),
-    "load": ("Load", _load, 7),
-    "fetch_ahead": ("FetchAhead", _fetch_ahead, 9),
-    "rest": ("Rest", _rest, "{}"),
-    "halt": ("Rest", _halt, "halted"),
-    "move": ("Move", _move, 8),
-    "repeat": ("Repeat", _repeat, "{}"),
+PREPARE = control_pb2.PrepareRequest()
+MOVE = control_pb2.MoveRequest(prepare=PREPARE)
+CASES: Final[dict[str, tuple[str, Callable[[AgentCalls, _SAYS, Path], object], object]]] = {
+    "inspect": (
+        "Inspect",
+        lambda calls, say, _: calls.inspect(control_pb2.InspectRequest(), lambda reply: say(reply.facts_json)),
+        "facts",
+    ),
+    "measure_link": (
+        "MeasureLink",
+        lambda calls, say, _: calls.measure_link(control_pb2.MeasureLinkRequest(), lambda reply: say(reply.samples)),
+        3,
+    ),
+    "prepare": ("Prepare", lambda calls, say, _: calls.prepare(PREPARE, on_result=say), 7),
+    "load": (
+        "Load",
+        lambda calls, say, _: calls.prepare(PREPARE, on_result=say, saved={"adapter.safetensors": FILE}),
+        7,
+    ),
+    "fetch_ahead": ("FetchAhead", lambda calls, say, _: calls.fetch_ahead(PREPARE, on_result=say, on_failed=say), 9),
+    "rest": (
+        "Rest",
+        lambda calls, say, _: calls.rest(0, on_result=lambda reply: say(reply.totals_json), on_failed=say),
+        "{}",
+    ),
+    "halt": ("Rest", lambda calls, say, _: calls.halt(on_result=lambda _: say("halted"), on_failed=say), "halted"),
+    "move": (
+        "Move",
+        lambda calls, say, _: calls.move(MOVE, on_result=lambda reply: say(reply.fetched_bytes), on_failed=say),
+        8,
+    ),
+    "repeat": (
+        "Repeat",
+        lambda calls, say, _: calls.repeat(
+            control_pb2.RepeatRequest(node="b"), on_result=lambda reply: say(reply.results_json), on_failed=say
+        ),
+        "{}",
+    ),
     "grant": ("Grant", _grant, "after it"),
     "collect": ("Collect", _collect, True),
-    "release": ("Release", _release, None),
+    "release": (
+        "Release",
+        lambda calls, say, _: calls.release("over").add_done_callback(lambda done: say(done.exception())),
+        None,
+    ),
 }
 MAY_COME_TWICE: Final = ("Load", "Grant", "Collect", "Release")
 """What a node may do twice: it says which turns, files or run it is about, and changes nothing the second time."""
@@ -467,10 +447,10 @@ def test_halt_calls_off_a_call_that_is_being_repeated(orders: Path) -> None:
     lost = threading.Event()
     (orders / "coordinator").write_text("call Move 1 drop-request")
     try:
-        _move(calls, heard.put, orders)
+        CASES["move"][1](calls, heard.put, orders)
         while not (orders / f"coordinator{DONE_SUFFIX}").exists():
             lost.wait(0.001)
-        _halt(calls, heard.put, orders)
+        CASES["halt"][1](calls, heard.put, orders)
         assert heard.get(timeout=WAIT_S) == "halted"
     finally:
         calls.close()

@@ -33,7 +33,7 @@ from ringtune.schedule.saved_activations import VELORA, Velora
 from ringtune.schedule.units import Range
 from ringtune.techniques.offload import helped
 from tests.coordinator.planner.test_replicas import boards, job_of
-from tests.support.fake_agents import CALL_S, NO_TIMES, FakeCluster, Notes, facts, job
+from tests.support.fake_agents import CALL_S, NO_TIMES, FakeCluster, facts, job
 from tests.support.plans import changed
 from tests.support.plans import make_plan as ring
 
@@ -194,21 +194,6 @@ def test_run_loses_a_node_while_it_is_planned(slow: SlowPlanner) -> None:
     assert run.board.read().message == "node b is gone"
 
 
-def test_run_says_that_the_clock_cut_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The submitter hears what a plan that was cut means."""
-
-    def cut(*args: Any, **options: Any) -> Planned:
-        made = make_plan(*args, **options)
-        assert made.choice is not None
-        return dataclasses.replace(made, choice=dataclasses.replace(made.choice, cut_after_s=60.0))
-
-    monkeypatch.setattr(planning, "make_plan", cut)
-    notes = Notes()
-    with FakeCluster("a", "b") as cluster, Client(cluster.server.address) as client:
-        client.run(RunRequest(job=job(), num_nodes=2), progress=notes, folder=None)
-    assert [text for text in notes.texts if text.startswith("planning was cut after 60 s")]
-
-
 def planned(rate: float, **changes: object) -> tuple[Job, Plan, Profile]:
     """A plan for three boards, and their profile with links of another rate."""
     job = job_of(placement__replicas="never", **changes)
@@ -246,18 +231,6 @@ def test_node_of_an_older_build_takes_no_part_where_state_moves() -> None:
     )
     problem = wire_problem(job(), both, {"a": 1, "b": 0})
     assert "node b has an older build" in problem and "moves and recoveries; install" in problem
-    audited = job().with_overrides({"audit.share": 0.02, "recovery.copies": "next"})
-    assert wire_problem(job(), both, {"a": 2, "b": 1}) == ""
-    problem = wire_problem(audited, both, {"a": 5, "b": 4})
-    assert "node b has an older build" in problem and "does not know [audit];" in problem
-    assert wire_problem(audited, both, {"a": 5, "b": 5}) == ""
-    velora = Velora(blocks=(Range(0, 1),), layers=("down",), parts=8)
-    projecting = Plan.of(dataclasses.replace(both.course, velora=velora), both.placement)
-    assert wire_problem(job(), projecting, {"a": 2, "b": 2}) == "" == wire_problem(audited, projecting, {"a": 7})
-    assert "does not know [audit] with VeLoRA;" in wire_problem(audited, projecting, {"a": 7, "b": 6})
-    writing = changed(both, generation=Generation(rows=1, max_new_tokens=1, at_once=1))
-    assert "does not know [generation];" in wire_problem(job(), writing, {"a": 5, "b": 6})
-    assert wire_problem(job(), writing, {"a": 6, "b": 6}) == ""
 
 
 def test_technique_names_the_build_that_knows_it() -> None:
@@ -268,8 +241,12 @@ def test_technique_names_the_build_that_knows_it() -> None:
     audited, skipping = (
         {"recovery.copies": "next", **more} for more in ({"audit.share": 0.02}, {"recovery.owners": "skip"})
     )
+    velora = Velora(blocks=(Range(0, 1),), layers=("down",), parts=8)
     for part, values, number, what in (
         (changed(plan, initial="0" * 64), {}, 1, "adapter.from"),
+        (plan, audited, 5, "[audit]"),
+        (changed(plan, velora=velora), audited, 7, "[audit] with VeLoRA"),
+        (changed(plan, generation=Generation(rows=1, max_new_tokens=1, at_once=1)), {}, 6, "[generation]"),
         (helper, audited, 8, "[audit] with helpers"),
         (helped(plan, {"b": "z"}, HelperSettings(pairs=VELORA)), audited, 9, "[audit] with offload.pairs = 'velora'"),
         (of_users, skipping, 8, "adapters of each user, whose owners may be left out"),

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from coordinator.run.recorder import RunRecorder
-from coordinator.run.report import OperationsLedger, RunLedger, figures, judge_of, mean
-from coordinator.run.run_text import all_figures, figures_text, owners_text, recovery_line, stop_text, training_facts
+from coordinator.run.report import OperationsLedger, RunLedger, figures, judge_of
+from coordinator.run.run_text import figures_text, owners_text, recovery_line, stop_text, training_facts
 from coordinator.run.trace import MAX_SPANS, Activity, TraceText, step_begin, step_waits
 from coordinator.screen.progress import PlainProgress
 from coordinator.web.page_state import metrics_event
@@ -38,7 +38,7 @@ from ringtune.techniques.operations import chosen_entry, saved_lines
 from ringtune.v1 import control_pb2
 from tests.support.fake_agents import facts, job
 from tests.support.plans import make_plan
-from tests.support.profiles import TIMES, profile_of
+from tests.support.profiles import profile_of
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"])
 TURNS = list(turn_sequence(PLAN.course))
@@ -207,9 +207,6 @@ def test_ledger_without_evaluation_says_so() -> None:
     totals = dict.fromkeys(("peak_rss_bytes", "hosted_bytes", "cpu_s", "peak_versions", "peak_version_bytes"), 1)
     (books := ledger()).add_totals("a", {**totals, "device": "\x1b[2J" * 99_999})
     assert books.nodes["a"].device.isprintable() and len(books.nodes["a"].device) < 999
-    # No rows, no mean
-    assert mean({}, "loss_sum") is None
-    assert mean({"count": 2.0, "loss_sum": 3.0}, "loss_sum") == 1.5
 
 
 def test_sums_that_an_owner_leaves_out_or_makes_up_end_no_run() -> None:
@@ -394,18 +391,6 @@ def test_what_scores_took_stands_beside_what_steps_saved() -> None:
     assert f"{format_seconds(2.0 * count)} and {100 * count} B on top, measured" in saved_lines(found)[-1]
 
 
-def test_measured_seconds_are_compared_with_recorded_ones() -> None:
-    """A run on boards that turned out half as fast has not done more."""
-    plan, turns = planned("1111", "1133")
-    ledger = OperationsLedger(plan, profile_of(plan))
-    for turn in turns:
-        ledger.turn_done(turn)
-    slow = profile_of(plan, times={work: 2 * seconds for work, seconds in TIMES.items()})
-    first, second = (ledger.report(recorded) or {} for recorded in (profile_of(plan), slow))
-    assert second["compute"]["all_full_s"] == pytest.approx(2 * first["compute"]["all_full_s"])
-    assert second["compute"]["predicted"] == first["compute"]["predicted"]
-
-
 def test_seconds_of_all_full_are_not_measured_where_nothing_was_full() -> None:
     """Such a run never saw how long a full operation takes."""
     for rows in (("2222", "3333"), ("1122", "1133")):
@@ -428,20 +413,6 @@ def counted(rows: int) -> dict[str, float]:
     right = 2 * rows // 3
     found = {"count": 29.0, "loss_sum": 29 * 0.5, "correct": 18.0}
     return found | ({name_of(0, 0): float(right), name_of(1, 0): float(rows - right)} if rows else {})
-
-
-def test_a_count_that_is_the_rows_stands_once() -> None:
-    """Tokens of a language model, and rows that are counted by class where they are fewer, stand beside the rows."""
-    rows: list[tuple[dict[str, Any], list[str]]] = [
-        ({"rows": 9, "count": 9, "loss": 0.5, "counted_rows": 9}, ["rows: 9", "loss: 0.5000"]),
-        ({"rows": 9, "count": 111, "perplexity": 2.5}, ["rows: 9", "count: 111", "perplexity: 2.5000"]),
-        (
-            {"rows": 29, "count": 29, "macro_f1": 0.5, "counted_rows": 20, "classes": {}},
-            ["rows: 29", "macro_f1: 0.5000 (on 20 of 29 rows)", "counted_rows: 20"],
-        ),
-    ]
-    for entry, lines in rows:
-        assert all_figures(entry) == lines
 
 
 def test_a_figure_has_the_same_rows_wherever_it_stands() -> None:
@@ -537,24 +508,6 @@ def test_a_loss_that_rises_is_told_once_on_the_way_and_at_the_end() -> None:
                 "evaluation loss has risen since step 2 (0.5 -> 0.9): the result of step 2 was better; "
                 "train.keep_best = true keeps it"
             ]
-
-
-def test_a_rise_names_the_key_that_this_job_may_set() -> None:
-    """A run that keeps its best result says so, another one is told how to; patience has its own words."""
-    losses: list[float | None] = [0.5, 0.8, 0.9, 1.2]
-    told = {
-        name: heard(losses, wanted)[1].get("risen", "").partition(": ")[2]
-        for name, wanted in {
-            "keeps": job(train__keep_best=True, train__eval_every=2),
-            "skips": job(train__eval_every=2, recovery__owners="skip", recovery__copies="next"),
-            "patient": job(train__patience_evals=3, train__eval_every=2),
-        }.items()
-    }
-    assert told == {
-        "keeps": "the result of step 2 is kept",
-        "skips": "the result of step 2 was better; train.keep_best = true keeps it",
-        "patient": "",
-    }
 
 
 def test_stopped_run_names_the_best_evaluation_and_has_the_decision() -> None:
@@ -666,23 +619,6 @@ def test_trace_events_have_microseconds_and_places() -> None:
     assert sends[0] == sends[2] != sends[1]
 
 
-def test_trace_names_every_kind_of_action() -> None:
-    """Equal work has an equal name, so that it gets one colour."""
-    words = ["E0.0", "f0.0[0,1)", "F0.0[3,4)", "H0.0", "B0.0[3,4)", "U0[3,4)", "U0[head]", ">t1@a", "<g0.0#4@a"]
-    names = [event["name"] for event in trace(*map(word_span, words))]
-    assert names == [
-        "embedding",
-        "forward without graph [0,1)",
-        "forward with graph [3,4)",
-        "head",
-        "backward [3,4)",
-        "update [3,4)",
-        "update head",
-        "send head to a",
-        "receive gradient from a",
-    ]
-
-
 def test_books_leave_out_what_is_no_action(caplog: pytest.LogCaptureFixture) -> None:
     """A word that nobody knows ends no run: node and word are logged, the spans beside it count."""
     plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"])
@@ -768,20 +704,6 @@ def test_step_waits_are_for_whoever_works_on_what_is_needed() -> None:
     ]
     assert step_waits(step, 0.0) == {"a": {"a>": 2.0, "b": 3.0}, "b": {"a": 4.0, "a>": 2.0}}
     assert step_waits([one for one in step if one[0] == "a"], 0.0) == {"a": {}}
-
-
-def test_activity_leaves_messages_evaluations_and_strange_items_out() -> None:
-    """What travels keeps no processor busy; an item of no granted turn is nobody's."""
-    kept = Activity()
-    kept.granted([turn(0)])
-    kept.add("a", [Span(Action(Op.SEND, 0, 0, 2, 0, "b", "h"), 0, 9), turn_span(77, 0, 9)])
-    assert kept.turn_done(turn(0), ["a"]) is None
-    # It takes its time; the next train turn begins after it
-    kept = Activity()
-    kept.granted([turn(0, kind=StepKind.EVALUATE), turn(1)])
-    kept.add("a", [turn_span(0, 0, 5), turn_span(2, 5, 6), turn_span(3, 7, 10)])
-    assert kept.turn_done(turn(0, kind=StepKind.EVALUATE), ["a"]) is None
-    assert kept.turn_done(turn(1), ["a"])["seconds"] == 5.0  # type: ignore[index]
 
 
 def test_activity_is_bounded() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import threading
 from types import SimpleNamespace
@@ -12,15 +11,14 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator.client.submit import Client
-from coordinator.run.driver import Driver, StatusBoard
-from coordinator.run.measurement import MeasureDriver
+from coordinator.run.driver import StatusBoard
 from coordinator.run.requests import RunRequest
 from coordinator.run.run_driver import RunDriver
 from coordinator.screen.listing import status_json, status_lines
 from coordinator.screen.progress import Progress
 from coordinator.server.server import CoordinatorServer
 from ringtune import __version__, cli
-from ringtune.errors import BusyError, InterruptedRunError, PlanError, RingTuneError
+from ringtune.errors import InterruptedRunError, PlanError, RingTuneError
 from ringtune.schedule.plan import Plan
 from ringtune.techniques.offload import helped
 from ringtune.v1 import control_pb2
@@ -105,22 +103,6 @@ def test_run_that_is_cancelled_releases_every_node() -> None:
         assert [type(error) for error in ended] == [InterruptedRunError], ended
         assert all(agent.released.wait(CALL_S) for agent in cluster.agents.values())
         assert cluster.server.coordinator.stop("test", CALL_S)
-
-
-def test_run_is_refused_while_another_goes_on() -> None:
-    """One run at a time: the second submitter is told which one goes on."""
-    silent = {"on_grant": lambda agent, turns: None}
-    with FakeCluster("a", agents={"a": silent}) as cluster:
-        first = cluster.server.coordinator.run(RunRequest(job=job(), plan_only=False, num_nodes=1, join_s=1))
-        with pytest.raises(BusyError, match=first.run_id):
-            run(cluster, num_nodes=1)
-        first.stop("test")
-        assert first.join(CALL_S)
-
-
-def test_driver_is_made_only_as_one_that_says_what_is_done() -> None:
-    """The base alone can't be made, a run and a measurement can."""
-    assert [inspect.isabstract(one) for one in (Driver, RunDriver, MeasureDriver)] == [True, False, False]
 
 
 class Clock:
@@ -238,18 +220,6 @@ def test_run_status_without_nodes_tells_how_one_joins_there() -> None:
     with CoordinatorServer("127.0.0.1:0", lease_s=10.0) as server:
         shown = CliRunner().invoke(cli.app, ["status", "--coordinator", server.address])
     assert f"ringtune node --coordinator {server.address}" in shown.stdout
-
-
-def test_run_status_shows_a_run_under_way() -> None:
-    """While nodes work, they are running, and the phase is told."""
-    hold: dict[str, Any] = {"on_grant": lambda agent, turns: None}
-    with FakeCluster("a", agents={"a": hold}) as cluster, Client(cluster.server.address) as client:
-        cluster.server.coordinator.run(RunRequest(job=job(), plan_only=False, num_nodes=1, join_s=5.0))
-        assert cluster.agents["a"].granted.wait(CALL_S)
-        found = client.status()
-    assert (found.run.phase, found.run.is_over) == ("training", False)
-    assert found.nodes[0].state == "running"
-    assert status_lines(found, client.address)[0].startswith(f"run {found.run.run_id}: training for")
 
 
 def test_run_status_says_for_whom_the_run_waits() -> None:

@@ -39,7 +39,6 @@ from ringtune.errors import (
     JobError,
     ModelError,
     PeerLostError,
-    PlanError,
     RingTuneError,
     StorageError,
 )
@@ -246,16 +245,6 @@ def test_node_that_can_not_prepare_accuses_a_host_of_the_plan_alone(
     assert queued.get_nowait() == rd.NodeFailed("a", kind.__name__, str(error), lost)
 
 
-@pytest.mark.parametrize(("node", "accused"), [("d", ""), ("d", "c"), ("a", "d")])
-def test_owner_that_is_taken_back_is_the_lost_one_at_either_end_of_a_link(node: str, accused: str) -> None:
-    """While it prepares: the run goes on without it again, in place of the host that its own error names."""
-    driver: Any = object.__new__(RunDriver)
-    driver._rounds = SimpleNamespace(phase="preparing", handle=lambda event, now_s: [])
-    driver._checkpoints, driver._lost, driver._now_s = SimpleNamespace(taken_back=("d",)), "", lambda: 0.0
-    driver._feed(rd.NodeFailed(node, "FrameError", "a link is not taken", accused))
-    assert driver._lost == "d"
-
-
 def test_run_ends_when_a_call_fails_by_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     """What nobody foresaw ends the run at once, by name, instead of being waited for."""
 
@@ -308,7 +297,7 @@ def test_run_names_a_silent_helper_with_what_it_did() -> None:
     with (
         FakeCluster("a", "b", lease_s=2.0, agents={"a": silent}) as cluster,
         Client(cluster.server.address) as client,
-        pytest.raises(PeerLostError, match=r"node a is lost: .*; helper a fits the adapters of b's blocks \[0, 4\)"),
+        pytest.raises(PeerLostError, match=r"node a is lost: .*; helper a fits .* b's blocks \[0, 4\): start it again"),
     ):
         client.run(request, progress=Progress(), folder=None)
 
@@ -664,15 +653,3 @@ def test_stop_while_a_run_goes_back_waits_for_the_run_that_begins(monkeypatch: p
         assert cluster.server.coordinator.stop("the test ends", CALL_S)
         with pytest.raises(InterruptedRunError, match="the test ends"):
             followed.result(CALL_S)
-
-
-def test_run_is_refused_on_nodes_of_a_build_that_would_pass_over_a_part_of_it() -> None:
-    """It has the same version, so that joining said nothing."""
-    cluster = FakeCluster("a", "b", "c")
-    cluster.agents["b"].wire = 0
-    wanted = of_all_parameters(recovery__copies="next", train__keep_best=True, train__eval_every=4)
-    with (
-        cluster,
-        pytest.raises(PlanError, match=r"node b has an older build .* copies of checkpoints and train.keep_best;"),
-    ):
-        follow(cluster, wanted)

@@ -121,13 +121,6 @@ def test_run_whose_users_have_adapters_of_their_own_writes_a_folder_for_each(tmp
         }
 
 
-def test_run_without_the_adapters_of_a_user_has_no_result(tmp_path: Path) -> None:
-    """A node that leaves a user out ends the run with the file's name, and nothing is written of the others."""
-    with pytest.raises(IntegrityError, match=r"the nodes sent users/b/adapter\.safetensors with 0 numbers in block"):
-        _run_of_users(tmp_path, without_user="b")
-    assert not (tmp_path / "users").exists()
-
-
 def test_run_metrics_have_the_evaluations_and_its_report_the_steps_of_unfreezing(tmp_path: Path) -> None:
     """Each evaluation stands after the last step before it, under that step's number, as in the report.
 

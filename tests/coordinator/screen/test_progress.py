@@ -10,18 +10,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from coordinator.api.output import make_progress
 from coordinator.screen.live_tables import LiveProgress
 from coordinator.screen.progress import (
     JsonProgress,
     PlainProgress,
     Progress,
     WaitNotice,
-    evaluating_line,
-    evaluation_line,
-    report_lines,
 )
-from ringtune.techniques.operations import chosen_line
 from tests.support.plans import make_plan
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"])
@@ -52,16 +47,6 @@ def step(number: int, *, loss: float | None = 0.5) -> dict[str, Any]:
 
 
 OPERATIONS = {"kind": "operations", "step": 6, "digest": "ab", "full": 12, "forward_only": 3, "shortcut": 5}
-
-
-def test_lines_of_operations_and_scores() -> None:
-    """A table that names no batch leaves every batch as it is."""
-    nothing = {**OPERATIONS, "full": 0, "forward_only": 0, "shortcut": 0}
-    assert chosen_line(nothing) == "operations chosen after step 6: all full"
-    # The lines of a turn differ, and say how many are to come
-    scored = {**step(0), "kind": "score", "batch": 3, "batches": 30}
-    assert evaluating_line(scored) == "score after step 0: 3 of 30 batches, a"
-    assert evaluating_line(scored | {"kind": "generate"}) == "generate after step 0: 3 of 30 tokens, a"
 
 
 def show(progress: Progress) -> None:
@@ -125,34 +110,6 @@ def test_plain_progress_shows_no_step_that_is_repeated(monkeypatch: pytest.Monke
     assert [line.partition(":")[0] for line in stream.getvalue().splitlines()] == [f"step {n}/8" for n in (1, 2, 3, 4)]
 
 
-def test_report_of_one_step_with_a_move_counts_the_move_as_training() -> None:
-    """One step has no plural and no mean; the seconds of training are those that ``sim`` calls measured."""
-    phases = {"training": 2.0, "moving": 0.5}
-    train = {"first_loss": 0.5, "last_loss": 0.5, "mean_loss": 0.5, "mean_steps": 1}
-    audit = {"drawn": 8, "checked": 8, "disagreed": 1, "seconds": 0.25}
-    lines = report_lines({**REPORT, "steps": 1, "phases_s": phases, "train": train, "audit": audit})
-    (told,) = (line for line in lines if line.startswith("audit: 8 of 8 drawn micro-batches"))
-    assert told.endswith("1 with another result; turns waited 250 ms for it")
-    assert lines[0] == "1 step in 1.5 s (predicted 1.2 s), loss of the last one 0.5000"
-    assert lines[1].startswith("training with evaluations, checkpoints and moves 2.5 s, whole run with joining")
-    assert evaluation_line({**EVALUATION, "step": 1}).startswith("evaluation after 1 step: ")
-
-
-def test_evaluation_line_names_what_the_loss_is_a_mean_of() -> None:
-    """A language model predicts tokens, a long context has several windows."""
-    rows: list[tuple[dict[str, Any], str]] = [
-        ({"accuracy": 0.5}, "accuracy 0.5000, loss 1.0000 on 7 rows"),
-        ({"accuracy": 0.5, "perplexity": 2.5}, "accuracy 0.5000, perplexity 2.5000, loss 1.0000 on 7 tokens"),
-        (
-            {"f1": 0.5, "exact_match": 0.25, "questions": 5},
-            "loss 1.0000 on 7 windows; f1 0.5000, exact match 0.2500 on 5 questions",
-        ),
-    ]
-    for figures, words in rows:
-        entry = {"step": 8, "count": 7, "loss": 1.0, **figures}
-        assert evaluation_line(entry) == f"evaluation after 8 steps: {words}"
-
-
 def test_plain_progress_names_the_units_of_a_group_and_a_diverged_loss() -> None:
     """What a step of HiFT trained is no depth: of embedding and head it would be 0."""
     stream = io.StringIO()
@@ -164,19 +121,6 @@ def test_plain_progress_names_the_units_of_a_group_and_a_diverged_loss() -> None
     progress.step(step(8, loss=None))
     progress.item({"kind": "evaluation", **EVALUATION, "loss": None})
     assert "loss -" in stream.getvalue()
-
-
-def test_live_progress_shows_nodes_and_bar_on_a_terminal() -> None:
-    """On a terminal each node has a line with what it hosts and trains."""
-    stream = io.StringIO()
-    show(LiveProgress(Console(file=stream, force_terminal=True, width=120)))
-    text = stream.getvalue()
-    assert "[2, 4)" in text
-    assert "2 of 2" in text
-    assert "8/8" in text
-    # Pipes and files get plain lines
-    assert isinstance(make_progress(as_json=False, stream=io.StringIO()), PlainProgress)
-    assert isinstance(make_progress(as_json=True, stream=io.StringIO()), JsonProgress)
 
 
 def test_live_progress_ends_with_the_table_then_the_result() -> None:

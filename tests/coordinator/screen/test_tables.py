@@ -11,7 +11,7 @@ from rich.console import Console
 from coordinator.screen.live_tables import INTERVAL_S, watch_nodes
 from coordinator.screen.tables import class_lines
 from ringtune.errors import InterruptedRunError
-from ringtune.run_control.evaluation import class_figures, entity_figures
+from ringtune.run_control.evaluation import class_figures
 from ringtune.v1 import control_pb2
 
 
@@ -35,19 +35,6 @@ def test_class_text_shows_the_worst_of_many_classes() -> None:
     lines = class_lines({**class_figures(table, labels), "count": sum(map(sum, table))})
     assert len(lines) == 33 and lines[0].endswith("F1") and lines[1].split()[0] == "c0"
     assert lines[-2] == "and 10 classes with a higher F1; report.json has them"
-
-
-def test_class_text_shows_tags_by_word_and_entities_by_type() -> None:
-    """Words instead of rows, and a table of entities with all types together at its end."""
-    values = {f"entity:0:{kind}": count for kind, count in (("true", 4.0), ("predicted", 3.0), ("right", 2.0))}
-    found = {**class_figures(((3, 1), (0, 4)), ("B-X", "O")), "words": 8, "count": 8}
-    lines = class_lines({**found, **entity_figures(values, ("B-X", "O"))})
-    assert lines[0].split()[:2] == ["tag", "words"]
-    assert lines[3:] == [
-        "  entity  entities  predicted  precision  recall      F1",
-        "  X              4          3     0.6667  0.5000  0.5714",
-        "  all            4          3     0.6667  0.5000  0.5714",
-    ]
 
 
 def entry(state: str) -> control_pb2.NodeEntry:

@@ -15,21 +15,19 @@ from coordinator.run.run_text import rows_lines, training_facts
 from coordinator.screen.plan_text import plan_text, table_text
 from coordinator.screen.progress import PlainProgress, helper_lines, training_lines
 from ringtune.costs.memory_terms import PART_WORDS, PARTS, MemoryEstimate
-from ringtune.costs.profile import KindFacts, PackedRows
+from ringtune.costs.profile import PackedRows
 from ringtune.schedule.course import Course, HelperSettings
 from ringtune.schedule.methods import Hift
-from ringtune.schedule.operation_tables import BatchOperations, BlockCapacity, Choice, Operations
+from ringtune.schedule.operation_tables import BlockCapacity, Choice
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.run_shape import Owner, UserRows
 from ringtune.schedule.units import Units, units_text
 from ringtune.techniques.base import Term
 from ringtune.techniques.full_parameters import groups_lines
 from ringtune.techniques.offload import helped, report
-from ringtune.techniques.operations import choice_lines, operations_lines, saved_lines
+from ringtune.techniques.operations import choice_lines, operations_lines
 from tests.support.fake_agents import NO_TIMES, facts, job
 from tests.support.moves import moving, slices_of
 from tests.support.plans import changed, make_plan
-from tests.support.profiles import node
 
 
 def course(*rows: int, **values: object) -> Course:
@@ -38,17 +36,6 @@ def course(*rows: int, **values: object) -> Course:
     plan = make_plan([("node-0", 0, 4)], names, local_iterations=2, batch_size=4)
     owners = tuple(replace(owner, train_rows=own) for owner, own in zip(plan.course.owners, rows, strict=True))
     return changed(plan, **{"owners": owners, **values}).course
-
-
-def test_training_lines_say_which_part_of_the_rows_is_used() -> None:
-    """Twelve steps of four rows are 14 % of 343 rows, and that is said, with what would use them all."""
-    assert training_lines(course(172, 171, num_steps=12)) == [
-        "trains 12 steps in 3 rounds (turns of 2 steps, equal): 48 of 343 rows (14%), 0.14 epochs",
-        "  node-0  6 steps of 4 rows: 24 of its 172 rows, each once",
-        "  node-1  6 steps of 4 rows: 24 of its 171 rows, each once",
-        "2 classes: neg, pos",
-        "note: not every row is used; train.epochs = 1 would use each about once",
-    ]
 
 
 def test_packed_rows_are_told_with_their_sequences() -> None:
@@ -194,41 +181,6 @@ def test_helpers_in_another_manner_say_what_they_change() -> None:
         assert (facts["staleness"] == "none") is not ("overlap" in manner)
 
 
-def test_users_with_adapters_of_their_own_are_counted_and_say_what_a_row_goes_through() -> None:
-    """Before the run begins; a user is an owner where nothing else is said."""
-    manners: list[tuple[HelperSettings, str]] = [
-        (
-            HelperSettings(users="alone"),
-            "2 users train adapters of their own, which only their rows go through: the result",
-        ),
-        (
-            HelperSettings(users="collaboration", merged=True),
-            "2 users train adapters of their own, and every row goes through the sum of all; hosts hold",
-        ),
-    ]
-    for manner, words in manners:
-        plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_blocks=4, method="all")
-        found = helped(plan, {"a": "z", "b": "z"}, manner)
-        assert helper_lines(found)[-1].startswith(words)
-        rows = {owner.node: {"train": owner.train_rows, "eval": owner.eval_rows} for owner in plan.course.owners}
-        assert report(found, 0)["offload"]["rows_by_user"] == rows
-        assert "rows_by_user" not in report(helped(plan, {"a": "z"}), 0)["offload"]
-
-
-def test_users_are_named_with_their_rows_and_many_are_cut_short() -> None:
-    """Rows of a user at two owners are told together."""
-    mixed = (UserRows(name="anna", train_rows=3, eval_rows=1), UserRows(name="ben", train_rows=5))
-    plan = make_plan([("a", 0, 4)], ["a", "b"], num_blocks=4, method="all")
-    first = Owner(node="a", train_rows=8, eval_rows=1, users=mixed)
-    second = Owner(node="b", train_rows=4, users=(UserRows(name="ben", train_rows=4),))
-    several = changed(plan, owners=(first, second))
-    lines = helper_lines(helped(several, {"a": "z"}, HelperSettings(users="alone")))
-    assert "users, with training and evaluation rows: anna (3 and 1), ben (9 and 0)" in lines
-    crowd = tuple(UserRows(name=f"u{at}", train_rows=1) for at in range(10))
-    many = changed(plan, owners=(Owner(node="a", train_rows=10, users=crowd),))
-    assert helper_lines(helped(many, {"a": "z"}, HelperSettings(users="alone")))[1].endswith("u7 (1 and 0), and 2 more")
-
-
 def test_plan_says_what_helpers_see() -> None:
     """They count among those that see hidden states, but never those of private blocks; of block 0 tokens are told."""
     for private in [0, 1]:
@@ -240,49 +192,8 @@ def test_plan_says_what_helpers_see() -> None:
         assert not any(words in line for line in plan_text(plan, {}, measured=True, num_steps=0))
 
 
-def test_users_who_chose_another_adapter_are_named_with_it() -> None:
-    """Where the sizes of nodes are known; who chose and is none of the run is not told."""
-    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_blocks=4, method="all")
-    found = helped(plan, {"a": "z", "b": "z"}, HelperSettings(users="alone"))
-    kind = KindFacts(
-        config="linear",
-        users=("b", "zoe"),
-        adapter_block_bytes=1,
-        adapter_block_factor_bytes=1,
-        pair_token_bytes=1,
-        pair_rounded_token_bytes=1,
-        pair_projected_token_bytes=1,
-        more_activation_token_bytes=0.0,
-    )
-    facts = node(plan, "a")
-    facts = dataclasses.replace(facts, model=dataclasses.replace(facts.model, kinds=(kind,)))
-    assert "adapters in place of the job's: linear: b" in helper_lines(found, facts)
-
-
 EACH = BlockCapacity(full=2.0, forward_only=1.0, forward=1.0, backward=1.0)
 SLICES = [("a", 0, 1), ("b", 1, 2)]
-
-
-def test_given_operations_are_written_by_micro_batch_and_block() -> None:
-    """The first batches, a word for each block, and how many more there are."""
-    batches = tuple(BatchOperations(owner="a", batch_id=at, rows=("1132", "3333")) for at in range(3))
-    plan = make_plan(SLICES, ["a"], num_blocks=2, microbatches=2, operations=Operations(batches=batches, subnets=2))
-    lines = operations_lines(plan, max_batches=1)
-    assert lines == [
-        "operations: 1 full, 2 forward-only, 3 shortcut; a word for each block, a code for each subnet",
-        "  owner a, batch 0",
-        "    micro-batch 0  11 32",
-        "    micro-batch 1  33 33",
-        "  and 2 more batches",
-    ]
-    text = plan_text(plan, {}, measured=False)
-    assert text[-len(operations_lines(plan)) :] == operations_lines(plan)
-    assert "operations are given, for 3 batches" in text
-    passes = tuple(dataclasses.replace(batches[0], of_pass=at) for at in range(2))
-    operations = Operations(batches=passes, subnets=2, passes=2)
-    turned = make_plan(SLICES, ["a"], num_blocks=2, microbatches=2, operations=operations)
-    assert operations_lines(turned)[4] == "  owner a, batch 0, pass 2 of 2"
-    assert choice_lines(turned) == ["operations are given, for 1 batches"]
 
 
 def test_operations_to_be_chosen_are_marked_as_assumed() -> None:
@@ -299,20 +210,6 @@ def test_operations_to_be_chosen_are_marked_as_assumed() -> None:
     plan = make_plan(SLICES, ["a"], num_blocks=2)
     assert operations_lines(plan) == choice_lines(plan) == []
     assert "operations" not in "\n".join(plan_text(plan, {}, measured=False))
-
-
-def test_saved_operations_are_told_by_node_then_as_compute_and_bytes() -> None:
-    """Measured, predicted and the paper's count stand side by side; what is not known is left out."""
-    node = {"full": 0.6, "forward_only": 0.2, "skipped": 0.2}
-    figures = {"measured": 0.7, "predicted": 0.69, "paper": 0.68}
-    lines = saved_lines({"nodes": {"a": node}, "compute": figures, "bytes": {**figures, "measured": None}})
-    assert lines == [
-        "operations of its train steps, as shares of all full:",
-        "  a  60% full, 20% forward-only, 20% skipped",
-        "  compute  70% measured, 69% predicted, 68% by the paper's count",
-        "  bytes  69% predicted, 68% by the paper's count",
-    ]
-    assert saved_lines(None) == []
 
 
 ONE = make_plan([("a", 0, 2), ("b", 2, 4)], ["c"], num_blocks=4, num_steps=20, local_iterations=2, method="all")

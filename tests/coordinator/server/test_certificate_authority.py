@@ -824,12 +824,6 @@ def test_keeper_makes_itself_a_new_certificate_where_its_own_ends_soon(tmp_path:
     assert read_identity(tmp_path, time.time()) == TrustKeeper(tmp_path).speaker.identity == found
 
 
-def test_keeper_needs_an_authority(tmp_path: Path) -> None:
-    """A folder without one is named, with the command that makes it."""
-    with pytest.raises(TrustError, match="has no authority; make one with 'ringtune coordinator init'"):
-        TrustKeeper(tmp_path)
-
-
 def test_joining_port_that_is_taken_names_its_option(tmp_path: Path) -> None:
     """The port of the coordinator itself is free: it is not --bind that has to change, and nothing stays behind."""
     init_trust(tmp_path, time.time())

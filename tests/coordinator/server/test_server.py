@@ -7,7 +7,6 @@ import errno
 import math
 import os
 import queue
-import re
 import signal
 import threading
 import time
@@ -25,7 +24,6 @@ from coordinator.run.members import Member, Registry
 from coordinator.run.requests import RunRequest
 from coordinator.run.run_driver import RunDriver
 from coordinator.screen.listing import node_table, nodes_json
-from coordinator.screen.progress import Progress
 from coordinator.server import server as servicer
 from coordinator.server.coordinator import Coordinator, ShutdownSignals, model_folder
 from coordinator.server.run_record import RunRecord
@@ -38,7 +36,6 @@ from ringtune.errors import (
     FrameError,
     IntegrityError,
     JobError,
-    ModelError,
     RingTuneError,
     StorageError,
     UsageError,
@@ -52,7 +49,7 @@ from ringtune.transport.parties import COORDINATOR, Party
 from ringtune.transport.speaker import Speaker, speaking_as
 from ringtune.transport.status import error_of_status
 from ringtune.v1 import control_pb2, control_pb2_grpc, trust_pb2, trust_pb2_grpc, weights_pb2, weights_pb2_grpc
-from tests.support.fake_agents import FakeCluster, job
+from tests.support.fake_agents import job
 from tests.support.model_folder import write_model
 from tests.support.trust_parts import AUTHORITY, speaker_of
 
@@ -456,31 +453,6 @@ def test_coordinator_says_who_comes_and_goes(monkeypatch: pytest.MonkeyPatch) ->
     said = [line for line in said if "noisy" not in line]
     assert said[0] == "node pi joined from 127.0.0.1:5: 4 threads, 3,072 MiB, cpu, owns rows"
     assert said[1:] == ["node pi is lost: last contact 11.0 s ago", "node pi left"]
-
-
-def test_coordinator_says_when_runs_begin_and_how_they_end() -> None:
-    """Id, steps and seconds; why one failed; a plan and a run are told apart."""
-    said: list[str] = []
-    with FakeCluster("a", "b") as cluster:
-        cluster.server.coordinator.say = said.append
-        with Client(cluster.server.address) as client:
-            client.run(RunRequest(job=job(), num_nodes=2), progress=Progress(), folder=None)
-            client.run(RunRequest(job=job(), num_nodes=2, plan_only=True), progress=Progress(), folder=None)
-    with FakeCluster("a", agents={"a": {"fails_at": {"inspect": ModelError("no such model")}}}) as cluster:
-        cluster.server.coordinator.say = said.append
-        with Client(cluster.server.address) as client, pytest.raises(RingTuneError, match="no such model"):
-            client.run(RunRequest(job=job(), num_nodes=1), progress=Progress(), folder=None)
-    patterns = [
-        r"run r\S+ of model started by \S+@\S+",
-        r"run r\S+ done: 8 steps, whole run .*",
-        r"plan r\S+ of model started by \S+@\S+",
-        r"plan r\S+ done: .*",
-        r"run r\S+ of model started by \S+@\S+",
-        r"run r\S+ failed: .*no such model; 0 steps, whole run .*",
-    ]
-    assert len(said) == len(patterns), said
-    for line, pattern in zip(said, patterns, strict=True):
-        assert re.fullmatch(pattern, line), line
 
 
 def test_coordinator_whose_terminal_is_gone_serves_on() -> None:

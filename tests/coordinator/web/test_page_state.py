@@ -282,16 +282,6 @@ def test_page_state_says_when_a_run_moves_and_is_saved() -> None:
         assert state.curves["eval_accuracy"].points() == [(4, 0.75)]
 
 
-def test_page_state_ignores_what_it_does_not_show() -> None:
-    """Nothing changes."""
-    rows: list[control_pb2.RunEvent] = [control_pb2.RunEvent(kept=True), control_pb2.RunEvent()]
-    for event in rows:
-        state = state_of(beginning())
-        before = dict(state.versions)
-        state.take(event, None)
-        assert state.versions == before
-
-
 UNITS = ("_bytes", "_seconds", "_ratio")
 
 

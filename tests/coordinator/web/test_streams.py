@@ -19,7 +19,7 @@ from coordinator.client.submit import Client
 from coordinator.run.trace import TraceText
 from coordinator.web.feeds import FolderFeed, RunFeed, trace_tail
 from coordinator.web.page_state import SECTIONS, PageState
-from coordinator.web.streams import SHOWN_CURVES, BrowserState, Framer, MemberStatus, PageData, Streams, member_lines
+from coordinator.web.streams import SHOWN_CURVES, BrowserState, Framer, MemberStatus, PageData, Streams
 from ringtune import cli
 from ringtune.engine.events import Span
 from ringtune.errors import UsageError
@@ -61,22 +61,15 @@ def test_watching_takes_events_at_the_next_tick() -> None:
 
 
 def test_watching_says_who_comes_and_goes() -> None:
-    """Members are asked for once a second, and changes are lines of the list."""
-    members = {"a": IDLE}
-    page_data = PageData(members=lambda: dict(members))
+    """Asked once a second: joined, lost, back, left; another figure is no line; who is lost when first seen has two."""
+    members = {"a": IDLE, "b": LOST, "c": IDLE, "d": IDLE}
+    page_data = PageData(members=lambda: members)
     page_data.tick(0.0)
-    members["a"] = LOST
+    seen = len(page_data.state.section("events"))
+    members = {"a": LOST, "b": IDLE, "c": MemberStatus("running", 99, 20, "cpu"), "e": IDLE, "f": LOST}
     assert not page_data.tick(0.5)
     assert page_data.tick(1.0)
-    texts = [text for _, text, _ in page_data.state.section("events")]
-    assert texts == ["node a joined", "node a is lost: it is silent"]
-
-
-def test_member_lines_of_all_changes() -> None:
-    """Joined, lost, back, left; another figure alone is no line; who is lost when first seen has two."""
-    before = {"a": IDLE, "b": LOST, "c": IDLE, "d": IDLE}
-    now = {"a": LOST, "b": IDLE, "c": MemberStatus("running", 99, 20, "cpu"), "e": IDLE, "f": LOST}
-    assert [line.text for line in member_lines(before, now)] == [
+    assert [text for _, text, _ in page_data.state.section("events")][seen:] == [
         "node a is lost: it is silent",
         "node b is back",
         "node d left",
@@ -278,21 +271,6 @@ def test_streams_end_when_a_browser_leaves() -> None:
         link.left.set()
         await asyncio.wait_for(task, WAIT_S)
         assert streams.open == 0
-
-    running(test)
-
-
-def test_streams_say_goodbye_with_the_last_state() -> None:
-    """What happened last is sent before."""
-
-    async def test(page_data: PageData, streams: Streams, link: Link, task: asyncio.Task[None]) -> None:
-        await link.frame()
-        page_data.hear(metrics(step_line(1)))
-        page_data.tick(0.0)
-        streams.end()
-        assert (await link.frame())["run"]["last"]["step"] == 1
-        assert await asyncio.wait_for(link.took.get(), WAIT_S) == "event: bye\ndata: over\n\n"
-        await asyncio.wait_for(task, WAIT_S)
 
     running(test)
 

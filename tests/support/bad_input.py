@@ -1,4 +1,4 @@
-"""Run cases in this process, one after the other, and judge the answers.
+"""Wrong input and its answer: cases run in this process, one after the other, and their answers judged.
 
 Commands run as the command line does but without a new interpreter, unless a case has to be a process. A node that
 would begin to serve is a failure. Local nodes are forked from one template.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import shlex
 import shutil
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -30,9 +31,72 @@ from coordinator.server.server import CoordinatorServer
 from edge.agent import process
 from ringtune import cli
 from tests.support import leaks, tiny
-from tests.support.bad_input.case import BASE_JOB, Case, Place
 from tests.support.processes import source_environment
 from tests.support.typed import exit_code, lent, typing
+
+BASE_JOB = """\
+[model]
+path = "model"
+[data]
+train = "train.csv"
+[train]
+batch_size = 8
+microbatches = 2
+max_length = 16
+local_iterations = 2
+rounds = 1
+"""
+"""A job that is right: what a case writes is this, changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The folder in which one case happens."""
+
+    folder: Path
+    run: Path
+
+    def write(self, name: str, content: str | bytes) -> Path:
+        """Write a file of this place."""
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    def own_model(self) -> Path:
+        """Make the model a folder of links to files, so that one of them can be replaced."""
+        shared = (self.folder / "model").resolve()
+        (self.folder / "model").unlink()
+        (self.folder / "model").mkdir()
+        for path in shared.iterdir():
+            (self.folder / "model" / path.name).symlink_to(path)
+        return self.folder / "model"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Wrong input and its answer.
+
+    Attributes:
+        line: what is typed after ``ringtune``; ``{run}`` is the finished run, ``{coordinator}`` and ``{node}`` are
+            addresses.
+        code: exit code.
+        says: texts that the error line has, whatever the case of their letters.
+        prepare: writes what is wrong.
+        leaves: a name that may be new in the folder afterwards.
+        without: a package that is not installed where the command runs.
+        is_process: whether the command needs an interpreter of its own.
+    """
+
+    line: str
+    code: int
+    says: tuple[str, ...]
+    prepare: Callable[[Place], object] = lambda place: None
+    leaves: str = ""
+    without: str = ""
+    is_process: bool = False
+
 
 ANSWER_S: Final = 60.0
 """How long an answer may take; a case that hangs is a failure, not a wait."""
@@ -102,9 +166,7 @@ class Workshop:
             self._coordinator = server.address
             self._run = self._folder / "run"
             self._node = self._start_node(undo, template)
-            made = self._answer_here(
-                ("train", "job.toml", "--local", "2", "--out", str(self._run)), self._place("first")
-            )
+            made = self._answer_here(("train", "job.toml", "--local", "2", "--out", str(self._run)), self._place())
             if made.code:
                 raise RuntimeError(f"the run that all cases share ended with {made.code}: {made.errors}")
             self._undo = undo.pop_all()
@@ -118,21 +180,25 @@ class Workshop:
 
     def answer(self, case: Case) -> Answer:
         """Prepare a case in a folder of its own, type its command, and see what is left."""
-        place = self._place(case.name)
+        place = self._place()
         try:
             case.prepare(place)
             before = _files(place.folder)
             processes = _processes()
             names = {"run": str(self._run), "coordinator": self._coordinator, "node": self._node}
-            typed = tuple(word.format(**names) if word.startswith("{") else word for word in case.arguments)
+            typed = tuple(word.format(**names) if word.startswith("{") else word for word in shlex.split(case.line))
             run = _answer_of_process if case.is_process else self._answer_here
-            with _not_installed(case.without):
+            with pytest.MonkeyPatch.context() as patch:
+                if case.without:
+                    for name in [name for name in sys.modules if name.partition(".")[0] == case.without]:
+                        patch.delitem(sys.modules, name)
+                    patch.setitem(sys.modules, case.without, None)
                 found = run(typed, place)
             # gRPC ends its threads a moment after a server has stopped
             for thread in threading.enumerate():
                 if not thread.daemon and f"thread {thread.name}" not in processes:
                     thread.join(ENDING_S)
-            new = sorted(name for name in _files(place.folder) - before if name.split("/")[0] not in case.leaves)
+            new = sorted(name for name in _files(place.folder) - before if name.split("/")[0] != case.leaves)
             left = [f"file {name}" for name in new]
             left += [f"process {name}" for name in sorted(_processes() - processes)]
             left += [f"part {path.name}" for path in place.folder.rglob("*.part")]
@@ -140,7 +206,7 @@ class Workshop:
         finally:
             shutil.rmtree(place.folder)
 
-    def _place(self, name: str) -> Place:
+    def _place(self) -> Place:
         folder = Path(tempfile.mkdtemp(prefix="case-", dir=self._folder))
         shared = self._folder / "shared"
         (folder / "model").symlink_to(shared / "model")
@@ -174,17 +240,6 @@ class Workshop:
         ):
             code = exit_code()
         return Answer(code=code, output=output.getvalue(), errors=errors.getvalue())
-
-
-@contextlib.contextmanager
-def _not_installed(packages: tuple[str, ...]) -> Iterator[None]:
-    """Let imports of these packages fail in this process."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in sys.modules if packages and name.partition(".")[0] in packages]:
-            patch.delitem(sys.modules, name)
-        for package in packages:
-            patch.setitem(sys.modules, package, None)
-        yield
 
 
 @contextlib.contextmanager
