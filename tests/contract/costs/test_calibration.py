@@ -12,7 +12,7 @@ import pytest
 from ringtune.costs.action_costs import CourseCosts
 from ringtune.costs.calibration import MIN_TIMES, LinkMonitor, RecordedProfile
 from ringtune.costs.links import KEPT_SAMPLES
-from ringtune.costs.profile import PART_OF, WHOLE_WORKS, LinkFacts, NodeFacts, Profile, Work, WorkTable, WorkTime
+from ringtune.costs.profile import PART_OF, WHOLE_WORKS, LinkFacts, NodeFacts, Profile, Work, WorkTime
 from ringtune.models.kept_inputs import KeptInput
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.course import Generation
@@ -117,14 +117,6 @@ def test_recorded_profile_predicts_every_action_of_the_run(seed: int, plan: Plan
     assert predictions(plan, found, recorded) == pytest.approx([seconds for *_, seconds in recorded], rel=1e-6)
 
 
-@cases("seed", range(2))
-def test_recorded_profile_predicts_a_run_whose_lowest_blocks_are_other_than_measured(seed: int) -> None:
-    """What is not mixed decides, so a wrong ratio does no harm where a node has both kinds of ranges."""
-    recorded = virtual_run(PLAN, made_up(seed, lowest=0.9))
-    found = corrected(PLAN, made_up(seed + 100, lowest=0.5), recorded)
-    assert predictions(PLAN, found, recorded) == pytest.approx([seconds for *_, seconds in recorded], rel=1e-6)
-
-
 @cases("again", [((0, 6),), ((1, 3), (4, 5))])
 def test_recorded_profile_predicts_a_run_whose_blocks_run_again(again: tuple[tuple[int, int], ...]) -> None:
     """Forwards without graph are known by themselves; the rest stands to each other as it was measured."""
@@ -171,21 +163,6 @@ def own_weights(facts: NodeFacts) -> NodeFacts:
     return dataclasses.replace(facts, model=model)
 
 
-def test_recorded_profile_marks_what_is_recorded_by_its_samples() -> None:
-    """The point at the run's own size has the number of actions; the measured ones keep theirs and move with it."""
-    true, prior = made_up(1), made_up(2)
-    recorded = virtual_run(PLAN, true)
-    found = corrected(PLAN, prior, recorded).by_name["b"]
-    frees = [action for name, action, _ in recorded if name == "b" and action.op is Op.FORWARD_FREE]
-    points = [entry for entry in found.work_times if entry.work == Work.FORWARD]
-    assert [(entry.rows, entry.tokens, entry.samples) for entry in points][:2] == [(4, 16, 3), (4, 8, 3)]
-    assert points[2].samples == len(frees) and points[2].rows == 4
-    wanted = WorkTable(true.by_name["b"].work_times, where="b")
-    assert points[0].median_s == pytest.approx(wanted.seconds(Work.FORWARD, 64))
-    assert found.block_forward_s == pytest.approx(wanted.seconds(Work.FORWARD, 64))
-    assert found.block_backward_s == pytest.approx(wanted.seconds(Work.BACKWARD, 64))
-
-
 @cases(
     ("kind", "op", "seconds", "values"),
     [
@@ -215,16 +192,6 @@ def test_recorded_profile_leaves_what_was_seldom_or_never_seen() -> None:
     found = corrected(PLAN, prior, enough)
     assert [name for name in prior.by_name if found.by_name[name] != prior.by_name[name]] == ["c"]
     assert found.links == prior.links
-
-
-def test_recorded_profile_takes_a_range_apart_as_it_was_measured() -> None:
-    """Measured are 4 s and, of the lowest block, 3 s: of 11 s for three blocks 4, 4 and 3 are theirs, of 22 s twice."""
-    plan = make_plan([("a", 0, 6)], ["a"], num_blocks=6, method="all", num_steps=40)
-    found = corrected(plan, profile_of(plan), [("a", Action(Op.FORWARD, seq, 0, 0, 6), 46.0) for seq in range(8)])
-    points = found.by_name["a"]
-    assert by_work(points, Work.GRAPH).median_s == pytest.approx(8.0)
-    assert by_work(points, Work.GRAPH_LOWEST).median_s == pytest.approx(6.0)
-    assert by_work(points, Work.GRAPH).samples == 8
 
 
 def test_recorded_profile_counts_the_batch_in_the_mean_of_its_embeddings() -> None:
