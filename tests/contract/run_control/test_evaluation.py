@@ -96,6 +96,21 @@ def test_correlations_of_equal_sides_are_one_and_no_more() -> None:
     assert spearman([2, 1, 2], [2, 1, 2]) == 1.0
 
 
+def test_class_counts_give_precision_recall_and_f1_by_hand() -> None:
+    """Rows of a, a, b, predicted as a, b, b; nothing is of class c, which the means leave out."""
+    values = {"class:0:0": 1.0, "class:0:1": 1.0, "class:1:1": 1.0, "correct": 2.0}
+    table = table_of(values, 3)
+    assert table == ((1, 1, 0), (0, 1, 0), (0, 0, 0))
+    found = class_figures(table, ("a", "b", "c"))
+    assert found["classes"] == {
+        "a": {"rows": 2, "predicted": 1, "precision": 1.0, "recall": 0.5, "f1": pytest.approx(2 / 3)},
+        "b": {"rows": 1, "predicted": 2, "precision": 0.5, "recall": 1.0, "f1": pytest.approx(2 / 3)},
+    }
+    assert (found["macro_f1"], found["macro_precision"], found["macro_recall"]) == (pytest.approx(2 / 3), 0.75, 0.75)
+    assert (found["counted_rows"], found["matthews"]) == (3, pytest.approx(1 / 2))
+    assert found["confusion"] == {"labels": ["a", "b", "c"], "counts": [[1, 1, 0], [0, 1, 0], [0, 0, 0]]}
+
+
 TRUTHS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=60)
 
 
