@@ -194,6 +194,16 @@ def test_recorded_profile_leaves_what_was_seldom_or_never_seen() -> None:
     assert found.links == prior.links
 
 
+def test_recorded_profile_takes_a_range_apart_as_it_was_measured() -> None:
+    """Measured are 4 s and, of the lowest block, 3 s: of 11 s for three blocks 4, 4 and 3 are theirs, of 22 s twice."""
+    plan = make_plan([("a", 0, 6)], ["a"], num_blocks=6, method="all", num_steps=40)
+    found = corrected(plan, profile_of(plan), [("a", Action(Op.FORWARD, seq, 0, 0, 6), 46.0) for seq in range(8)])
+    points = found.by_name["a"]
+    assert by_work(points, Work.GRAPH).median_s == pytest.approx(8.0)
+    assert by_work(points, Work.GRAPH_LOWEST).median_s == pytest.approx(6.0)
+    assert by_work(points, Work.GRAPH).samples == 8
+
+
 def test_recorded_profile_counts_the_batch_in_the_mean_of_its_embeddings() -> None:
     """The first embedding of an item makes the batch: 3 s and 1 s are two of 2 s."""
     plan = make_plan([("a", 0, 4)], ["a"], num_steps=20, microbatches=2)

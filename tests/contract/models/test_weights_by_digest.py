@@ -39,6 +39,18 @@ def manifest_of(folder: Path) -> ModelManifest:
     return ModelSource(folder).manifest
 
 
+@cases(("with_unused", "parts"), [(False, ("embeddings.",)), (True, ("embeddings.", "pooler."))])
+def test_weights_owner_needs_embedding_and_the_pooler_with_full_parameters(
+    tmp_path: Path, with_unused: bool, parts: tuple[str, ...]
+) -> None:
+    """What no head uses travels only where it is a part of the model that the run leaves."""
+    folder = write_model(tmp_path / "m")
+    found = needed_tensors(
+        manifest_of(folder), read_config(folder), blocks=[], is_owner=True, with_decoder=False, with_unused=with_unused
+    )
+    assert {tensor.name for tensor in found} == {name for name in bert_shapes() if name.startswith(parts)}
+
+
 def test_weights_missing_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
     """A model whose config disagrees with its tensors is refused before anything is fetched."""
     folder = write_model(tmp_path / "m")

@@ -101,6 +101,23 @@ def test_membership_waits_for_a_dead_namesake(monkeypatch: pytest.MonkeyPatch) -
     assert set(coordinator.calls[4:]) == {"beat", "leave"}  # a beat may be under way while the node leaves
 
 
+def test_membership_asks_less_and_less_often() -> None:
+    """The waits double up to five seconds."""
+    waits_s: list[float] = []
+
+    class GiveUp(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits_s.append(timeout or 0.0)
+            return False
+
+    coordinator = FakeCoordinator()
+    coordinator.joins = [grpc.StatusCode.UNAVAILABLE] * 6
+    member = make(coordinator, Told())
+    member.join(timeout_s=1000.0, give_up=GiveUp())
+    member.leave()
+    assert waits_s == [0.5, 1.0, 2.0, 4.0, 5.0, 5.0]
+
+
 def test_membership_join_gives_up_with_the_reason() -> None:
     """Nobody there, or the name stays taken: the error says which, with its exit code.
 
