@@ -488,17 +488,6 @@ def test_owner_whose_rows_may_be_left_out_makes_one_host_leave(times: int) -> No
     assert [one.lost for one in recoveries(result)] == [*[()] * (times - 1), ("d",), *[()] * (times - 1), ("a",)]
 
 
-def test_host_may_leave_for_a_link_with_an_owner_again_after_fifty_turns() -> None:
-    """Of the owner itself; other owners may lose one meanwhile."""
-    openings, found = LinkOpenings(), list[bool]()
-    openings.note_cost(("a",))
-    for _ in range(60):
-        found.append(openings.has_cost(("c", "a")))
-        assert not openings.has_cost(("c", "b"))
-        openings.commit()
-    assert found == [True] * 50 + [False] * 10
-
-
 def test_links_that_are_opened_anew_now_and_then_are_not_too_many() -> None:
     """Of five, the first counts for 50 turns; those of other nodes do not count."""
     openings, found = LinkOpenings(), list[bool]()

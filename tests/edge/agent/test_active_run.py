@@ -15,7 +15,6 @@ from edge.checkpoint.snapshot_servicer import fetch_audited
 from edge.runtime.reporter import Arrived, SharedClock
 from ringtune.errors import (
     ConnectionFailedError,
-    DivergedError,
     FrameError,
     InterruptedRunError,
     ModelError,
@@ -75,23 +74,6 @@ def test_link_that_its_peer_does_not_take_is_an_error_with_the_peer(kind: type[R
     assert caught.value.peer == "b"
 
 
-def test_many_refused_frames_of_a_peer_are_few_lines_with_a_count(caplog: pytest.LogCaptureFixture) -> None:
-    """650 kB of log in seconds from duplicated frames; another peer, or another kind of error, has its own line."""
-    active = ActiveRun("r", "b", 0, make_plan([("a", 0, 2), ("b", 2, 4)], ["a"]))
-    for number in range(5000):
-        active.on_refused("a", FrameError(f"frame {number} arrived twice"))
-    active.on_refused("a", DivergedError("nan"))
-    active.on_refused("c", FrameError("frame 0 arrived twice"))
-    assert [record.getMessage() for record in caplog.records] == [
-        "node b refused a frame from a: frame 0 arrived twice",
-        "node b refused a frame from a: frame 9 arrived twice (10 times by now)",
-        "node b refused a frame from a: frame 99 arrived twice (100 times by now)",
-        "node b refused a frame from a: frame 999 arrived twice (1,000 times by now)",
-        "node b refused a frame from a: nan",
-        "node b refused a frame from c: frame 0 arrived twice",
-    ]
-
-
 def test_channels_of_an_audit_are_closed_with_the_run() -> None:
     """A fetch that is still waiting for a host ends then, and a later one says why; neither is a bug."""
     active = ActiveRun("r", "b", 0, make_plan([("a", 0, 2), ("b", 2, 4)], ["a"]))
@@ -102,12 +84,3 @@ def test_channels_of_an_audit_are_closed_with_the_run() -> None:
     assert waiting.code() is grpc.StatusCode.CANCELLED
     with pytest.raises(InterruptedRunError, match="the run was released here"):
         fetch_audited(asked, "a", "127.0.0.1:1", until_s, lease_s=20.0, stub=stub)
-
-
-def test_next_run_is_measured_with_the_heap_of_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run without room for a heap has changed it; once it is over the heap keeps freed memory again."""
-    calls: list[str] = []
-    for name in ("keep_freed_memory", "release_memory"):
-        monkeypatch.setattr(active_run, name, lambda name=name: calls.append(name))
-    ActiveRun("r", "b", 0, make_plan([("a", 0, 2), ("b", 2, 4)], ["a"])).drop()
-    assert calls == ["keep_freed_memory", "release_memory"]

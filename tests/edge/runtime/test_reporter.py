@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import threading
@@ -14,19 +13,19 @@ import pytest
 
 from coordinator.run.report import RunLedger
 from edge.runtime import reporter as rp
-from edge.runtime.reporter import SharedClock, header_line, record_line, to_json
+from edge.runtime.reporter import SharedClock, header_line, record_line
 from ringtune.engine import events as ev
 from ringtune.engine.events import Handled, Span
 from ringtune.engine.node_engine import NodeEngine
 from ringtune.errors import IntegrityError
 from ringtune.run_control.events import LogStep
-from ringtune.schedule.actions import Action, Op, TensorKey
+from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.turns import Item, StartPoint, Turn, items, turn_sequence
 from ringtune.v1 import control_pb2
 from tests.support.failing_calls import DroppedCallError
 from tests.support.fake_agents import job
 from tests.support.plans import changed, make_plan
-from tests.support.replay import event_from_json, replay
+from tests.support.replay import replay
 
 WAIT_S = 20.0
 COORDINATOR_LEADS_S = 1.7e9
@@ -47,16 +46,6 @@ def test_clock_believes_the_quickest_answer_and_not_for_ever() -> None:
     assert clock.unix_s(0.0) == pytest.approx(1010.0 - 10.001)
     clock.compare(20_000.0, 20_000.5, 21_000.9)
     assert clock.unix_s(0.0) == pytest.approx(21_000.9 - 20_000.25)
-
-
-def test_clock_starts_anew_with_another_coordinator() -> None:
-    """What an earlier coordinator's clock said is forgotten; an answer without a time changes nothing."""
-    clock = SharedClock(lambda: 0.0)
-    clock.compare(1.0, 1.0, 500.0)
-    clock.forget()
-    clock.compare(2.0, 2.4, 900.0)
-    clock.compare(3.0, 3.0, 0.0)
-    assert clock.unix_s(0.0) == pytest.approx(900.0 - 2.2)
 
 
 def test_seconds_of_steps_do_not_depend_on_an_owners_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,21 +98,6 @@ def recording() -> list[str]:
         waiting += [ev.ActionDone(action, (("loss_sum", 0.1),)) for action in actions]
         now_s += 0.1
     return lines
-
-
-def test_recorder_event_survives_json() -> None:
-    """Every kind of event comes back equal, floats to the last bit."""
-    for event in (
-        ev.TurnGranted(next(turn_sequence(PLAN.course))),
-        ev.TurnGranted(dataclasses.replace(next(turn_sequence(PLAN.course)), unfreeze_at=(4, 8))),
-        ev.TensorArrived(TensorKey("h", 3, 1, 2), "b"),
-        ev.HeadArrived(2, "b"),
-        ev.CreditArrived(2, "b"),
-        ev.ActionDone(Action(Op.HEAD, 3, 1), (("count", 4.0), ("loss_sum", 1 / 3))),
-        ev.TimerFired("wait"),
-        ev.StopRequested("enough"),
-    ):
-        assert event_from_json(json.loads(json.dumps(to_json(event)))) == event
 
 
 def test_recorder_replays_its_own_recording() -> None:
