@@ -346,7 +346,6 @@ def test_queue_of_calls_is_longer_than_a_member_makes_it(monkeypatch: pytest.Mon
             with speaking_as(speaker_of("a" if number == 17 else "evil")):
                 options = (("grpc.use_local_subchannel_pool", 1),)
                 channel = stack.enter_context(open_channel(server.address, options, peer=COORDINATOR.identity.party))
-            grpc.channel_ready_future(channel).result(WAIT_S)
             stub = control_pb2_grpc.CoordinatorStub(channel)
             beat = control_pb2.HeartbeatRequest(node="a" if number == 17 else "evil")
             calls += [stub.Heartbeat.future(beat, timeout=WAIT_S) for _ in range(1 if number == 17 else MAX_STREAMS)]
