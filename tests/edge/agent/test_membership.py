@@ -102,6 +102,22 @@ def test_membership_waits_for_a_dead_namesake(monkeypatch: pytest.MonkeyPatch) -
     assert set(coordinator.calls[4:]) == {"beat", "leave"}  # a beat may be under way while the node leaves
 
 
+def test_membership_leaves_though_its_heartbeats_have_ended_at_once() -> None:
+    """Their thread ends as the node begins to leave, maybe before it does anything else."""
+
+    class Ending(threading.Event):
+        def set(self) -> None:
+            super().set()
+            member._thread.join(WAIT_S)
+
+    coordinator = FakeCoordinator()
+    member = make(coordinator, Told())
+    member._leaving = Ending()
+    member.join(timeout_s=WAIT_S)
+    member.leave()
+    assert coordinator.calls == ["join", "leave"]
+
+
 def test_membership_join_gives_up_with_the_reason() -> None:
     """Nobody there, or the name stays taken: the error says which, with its exit code.
 
