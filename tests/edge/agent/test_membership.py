@@ -118,6 +118,22 @@ def test_membership_asks_less_and_less_often() -> None:
     assert waits_s == [0.5, 1.0, 2.0, 4.0, 5.0, 5.0]
 
 
+def test_membership_leaves_though_its_heartbeats_have_ended_at_once() -> None:
+    """Their thread ends as the node begins to leave, maybe before it does anything else."""
+
+    class Ending(threading.Event):
+        def set(self) -> None:
+            super().set()
+            member._thread.join(WAIT_S)
+
+    coordinator = FakeCoordinator()
+    member = make(coordinator, Told())
+    member._leaving = Ending()
+    member.join(timeout_s=WAIT_S)
+    member.leave()
+    assert coordinator.calls == ["join", "leave"]
+
+
 def test_membership_join_gives_up_with_the_reason() -> None:
     """Nobody there, or the name stays taken: the error says which, with its exit code.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import multiprocessing
 import os
 import shutil
 import threading
@@ -41,6 +40,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.storage.pieces import Piece, Pieces
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
 from tests.support.plans import make_plan
+from tests.support.processes import running_python
 
 RUN = "r20260101-000000-00000000"
 SLICES = [("a", 0, 2), ("b", 2, 4)]
@@ -65,11 +65,14 @@ class FakeModel:
         self.loaded.append(bytes(data))
 
 
-def hold(path: Path, ready: Any) -> None:
-    """Take the lock until killed."""
-    with StateFolder(path, "a"):
-        ready.send(True)
-        ready.recv()
+_HOLD = """
+import sys, threading
+from pathlib import Path
+from edge.checkpoint.state_folder import StateFolder
+with StateFolder(Path(sys.argv[1]), "a"):
+    print("locked", flush=True)
+    threading.Event().wait(600.0)
+"""
 
 
 def test_room_for_a_run_counts_what_a_killed_run_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,15 +93,11 @@ def test_room_for_a_run_counts_what_a_killed_run_left(tmp_path: Path, monkeypatc
 
 def test_state_folder_lets_one_process_write(tmp_path: Path) -> None:
     """A second one is told so, and a killed one leaves no lock behind."""
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=hold, args=(tmp_path, theirs))
-    process.start()
-    assert ours.poll(10.0)
-    with pytest.raises(BusyError, match=f"another agent, process {process.pid}, uses the folder"):
+    with (
+        running_python(_HOLD, tmp_path) as process,
+        pytest.raises(BusyError, match=f"another agent, process {process.pid}, uses the folder"),
+    ):
         StateFolder(tmp_path, "a", timeout_s=0.0)
-    process.kill()
-    process.join(30.0)
     StateFolder(tmp_path, "a", timeout_s=30.0).close()
 
 

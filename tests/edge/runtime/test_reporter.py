@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import threading
 import time
 from typing import Any
 
@@ -220,7 +219,7 @@ def test_reporter_stops_when_nobody_wants_the_run() -> None:
     reporter = make_reporter(ReportCalls(grpc.StatusCode.FAILED_PRECONDITION), refused)
     reporter.put(rp.TurnDone(1))
     assert not reporter.flush(0.2)
-    reporter.close()
+    reporter.close(WAIT_S)
     (reason,) = refused
     assert reason.startswith("the coordinator refused a report: the coordinator: FAILED_PRECONDITION: ")
 
@@ -305,7 +304,25 @@ def test_reporter_ends_while_the_coordinator_is_silent() -> None:
     reporter = make_reporter(sender)
     reporter.put(rp.TurnDone(1))
     reporter.close(timeout_s=WAIT_S)
-    assert not any(thread.name == "reporter" for thread in threading.enumerate())
+    assert not reporter._thread.is_alive()
+
+
+def test_reporter_that_closes_sends_what_was_queued_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it is queued, and closed, just after the thread has sent all that there was."""
+    sender, deliver = ReportCalls(), rp.Reporter._deliver
+
+    def then_closed(reporter: rp.Reporter) -> bool:
+        is_wanted = deliver(reporter)
+        if not reporter._closing.is_set():
+            reporter.put(rp.TurnDone(2))
+            reporter.close()
+        return is_wanted
+
+    monkeypatch.setattr(rp.Reporter, "_deliver", then_closed)
+    reporter = make_reporter(sender)
+    reporter.put(rp.TurnDone(1))
+    reporter._thread.join(WAIT_S)
+    assert [turn for request in sender.requests for turn in request.turns_done] == [1, 2]
 
 
 def test_reporter_splits_scores_and_keeps_their_order() -> None:
@@ -321,4 +338,4 @@ def test_reporter_splits_scores_and_keeps_their_order() -> None:
     assert [message.batch_id for request in requests for message in request.scores] == list(range(40))
     assert max(request.ByteSize() for request in requests) < 2 << 20 < sum(request.ByteSize() for request in requests)
     assert [list(request.turns_done) for request in requests if request.turns_done] == [[3]]
-    assert requests[-1].turns_done
+    assert [request for request in requests if request.scores or request.turns_done][-1].turns_done
