@@ -7,12 +7,13 @@ import pytest
 from ringtune.engine.events import SetTimer, TimerFired
 from ringtune.errors import CapacityError
 from ringtune.run_control import events as rd
+from ringtune.run_control.migration import Migration
 from ringtune.run_control.recovery import RecoveryPolicy
 from ringtune.run_control.state_machine import RunStateMachine
-from ringtune.run_control.turns import EvaluationSums
+from ringtune.run_control.turns import EvaluationSums, TurnGrants
 from ringtune.schedule.methods.hift import Hift
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StartPoint, StepKind, Turn, turn_sequence
+from ringtune.schedule.turns import Evaluations, StartPoint, StepKind, Turn, turn_sequence
 from tests.support.cases import cases
 from tests.support.moves import moving
 from tests.support.plans import make_plan
@@ -86,6 +87,43 @@ def test_rounds_whole_run_logs_every_turn_in_order_and_collects_once() -> None:
     ]
     log = rounds.handle(rd.Collected("a"), 2.0) + rounds.handle(rd.Collected("b"), 2.0)
     assert log[-1] == rd.Finish("", "") and rounds.phase == "done"
+
+
+def test_rounds_ask_who_has_kept_the_best_result_for_it() -> None:
+    """Where all parameters train: its hosts and one owner, also where another one that has missed it is first again.
+
+    The loss was 0.25 after step 2, while owner a was left out, and is 0.5 after step 4.
+    """
+    changes = {"num_steps": 4, "local_iterations": 2, "eval_rows": 1, "eval_every": 2}
+    plan = make_plan([("c", 0, 2), ("d", 2, 4)], ["a", "b"], method=Hift(), **changes)  # type: ignore[arg-type]
+    for head_at, wanted in (("b", ["b", "c", "d"]), ("", ["a", "c", "d"])):
+        known = Evaluations(step=2, best=0.25, best_step=2, head_at=head_at)
+        start = StartPoint.of(plan.course, step=2, holder="b", evaluations=known)
+        rounds = RunStateMachine(lambda facts: plan, start=start, keeps_best=True)
+        rounds.handle(rd.Started(plan.nodes), 0.0)
+        for node in plan.nodes:
+            rounds.handle(rd.Inspected(node, None), 0.0)
+        log = [command for node in plan.nodes for command in rounds.handle(rd.Prepared(node), 0.0)]
+        for turn in turn_sequence(plan.course, start=start):
+            for seq in range(turn.first_seq, turn.end_seq):
+                values = (("count", 4.0), ("loss_sum", 2.0))
+                log += rounds.handle(rd.StepReported(turn.owner, seq, turn.first_step, turn.kind.value, values), 1.0)
+            log += [each for node in plan.nodes for each in rounds.handle(rd.TurnReported(node, turn.index), 1.0)]
+        collects = [command for command in log if isinstance(command, rd.Collect)]
+        assert sorted(command.node for command in collects if command.best_step == 2) == wanted
+        assert [command.node for command in collects if command.with_head] == wanted[:1]
+        assert {command.node for command in collects} == set(plan.nodes)
+
+
+def test_rounds_note_which_owner_keeps_the_head_of_the_best_result() -> None:
+    """The first one of those there are; other owners have equal ones, and write none."""
+    better = (("count", 4.0), ("loss_sum", 0.5))
+    for method, head_at in ((Hift(), "a"), ("all", "")):
+        plan = make_plan([("c", 0, 4)], ["a", "b"], method=method)
+        moving = Migration(plan, None, wait_s=1.0)
+        grants = TurnGrants(moving, items_ahead=1, start=None, patience_evals=0, keeps_best=True, judge=None)
+        grants.judge(2, better)
+        assert grants.stopping.evaluations == Evaluations(step=2, best=0.125, best_step=2, head_at=head_at)
 
 
 @cases("recovery", [None, RecoveryPolicy()])
