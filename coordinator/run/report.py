@@ -374,8 +374,8 @@ class RunLedger:
 
     def stopped(self, step: int, evaluations: Evaluations) -> dict[str, Any]:
         """Note an early end; return its line, which without ``kind`` is in the report."""
-        found = dataclasses.asdict(evaluations)
-        self._stop = {"step": step, **{name: value for name, value in found.items() if name != "head_at" and value != ""}}
+        found = {name: value for name, value in dataclasses.asdict(evaluations).items() if name != "head_at"}
+        self._stop = {"step": step, **{name: value for name, value in found.items() if name != "by" or value}}
         return {"kind": "stop", **self._stop}
 
     # ---- the end ----------------------------------------------------------------------------------

@@ -947,9 +947,9 @@ class RunStateMachine:
         best = self.best if self._required_migration.plan.course.method.full_parameters else None
         step = best.best_step if best and best.best_step != self.last_step else 0
         placement = self._required_migration.part.placement
-        for node, *sends in self._senders(is_best=step > 0):  # who has nothing to send may not have kept it
-            keeps = any(sends) or collected_blocks(placement, node)
-            self._commands.append(rd.Collect(node, *sends, best_step=step if keeps else 0))
+        for node, with_head, with_private in self._senders(is_best=step > 0):
+            keeps = with_head or collected_blocks(placement, node)  # who has nothing to send may not have kept it
+            self._commands.append(rd.Collect(node, with_head, with_private, best_step=step if keeps else 0))
 
     def _senders(self, *, is_best: bool) -> list[tuple[str, bool, bool]]:
         """(node, sends the head, sends private blocks) of every node; the owner with the head sends both.

@@ -269,7 +269,9 @@ class EarlyStopping:
         """Note that a turn is granted."""
         self._waits = self._is_watching and (self._waits or turn.kind.evaluates)
 
-    def judge(self, step: int, values: tuple[tuple[str, float], ...], labels: Sequence[str] = (), *, head_at: str = "") -> None:
+    def judge(
+        self, step: int, values: tuple[tuple[str, float], ...], labels: Sequence[str] = (), *, head_at: str = ""
+    ) -> None:
         """Take a complete evaluation; ``labels`` are the names of classes, ``head_at`` is as in ``Evaluations``."""
         if not self._is_watching:
             return

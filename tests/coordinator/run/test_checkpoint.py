@@ -178,7 +178,8 @@ def test_best_result_stays_where_an_owner_without_evaluation_rows_is_taken_back(
     whole = Plan(dataclasses.replace(plan.course, owners=owners), plan.placements)
     other, keeps = "b" if owner == "a" else "a", {"train__keep_best": True, "train__eval_every": 2}
     more: dict[str, Any] = {"train__max_steps": 20, "train__local_iterations": 2, "recovery__owners": "skip", **keeps}
-    how = {"measured": whole, "parts": {node: [SavedPart(4, "", is_best=True)] for node in f"cd{other}"}, **FULL, **more}
+    parts = {node: [SavedPart(4, "", is_best=True)] for node in f"cd{other}"}
+    how = {"measured": whole, "parts": parts, **FULL, **more}
     without = Plan(without_owner(whole.course, owner, 1), whole.placements)
     known = Evaluations(step=6, best=0.3, best_step=4, waited=1, head_at=other)
     found = chosen("abcd", plan=without, manifests=(manifest(8, without, holder=other, evaluations=known),), **how)
