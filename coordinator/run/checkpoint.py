@@ -83,7 +83,7 @@ class ResumeChooser:
     """The choice for one run."""
 
     def __init__(self, resume: Resume, job: Job, profile: Profile, disks: Disks, effort: Effort) -> None:
-        self._resume, self._job, self._profile, self._disks, self._effort = resume, job, profile, disks, effort
+        self._resume, self._job, self._profile, self._disks, self._effort = resume, job, profile, disks, effort.begun()
         self._facts = profile.by_name
 
     def choose(self) -> tuple[ResumePoint | None, tuple[str, ...]]:
@@ -97,15 +97,14 @@ class ResumeChooser:
             ModelError: the nodes have another model than the run began with.
             RingTuneError: the plan can't be resumed on these nodes.
         """
-        back = tuple(node for node in self._resume.returning(self._job) if node in self._facts)
-        if not back:
-            return self._choose()
-        try:
-            return self._choose(back)
-        except RingTuneError as error:
-            found, passed = self._choose()
-            told = f"the rows of {', '.join(back)} stay left out: {error}"
-            return found and found._replace(told="; ".join(filter(None, (found.told, told)))), passed
+        chosen, taken, told = None, tuple[str, ...](), list[str]()
+        for node in [node for node in self._resume.returning(self._job) if node in self._facts]:
+            try:
+                chosen, taken = self._choose((*taken, node)), (*taken, node)
+            except RingTuneError as error:
+                told.append(f"the rows of {node} stay left out: {error}")
+        found, passed = chosen or self._choose()
+        return found and found._replace(told="; ".join(filter(None, (found.told, *told)))), passed
 
     def _choose(self, back: tuple[str, ...] = ()) -> tuple[ResumePoint | None, tuple[str, ...]]:
         """Choose as ``choose`` does, with the turns of the owners ``back`` that were left out."""

@@ -169,6 +169,21 @@ def test_run_of_all_parameters_takes_back_an_owner_that_is_there_when_it_is_resu
     assert found.told.startswith("the rows of b stay left out: node b has 0 training and 0 evaluation rows")
 
 
+def test_one_owner_that_can_not_come_back_keeps_no_other_one_out() -> None:
+    """Of three owners two are left out, and one of them has no rows any more when the run is resumed."""
+    whole = make_plan([("c", 0, 2), ("d", 2, 4)], ["a", "b", "e"], num_steps=24, method=Hift())
+    course = without_owner(without_owner(whole.course, "b", 1), "e", 1)
+    plan = Plan(course, whole.placements)
+    saved, changes = (manifest(8, plan),), FULL | {"train__max_steps": 24, "train__local_iterations": 2}
+    for back, lacks in (("b", "e"), ("e", "b")):
+        measured = Plan(without_owner(whole.course, lacks, 1), whole.placements)
+        how: dict[str, Any] = {"plan": plan, "manifests": saved, "parts": {}, "measured": measured, **changes}
+        found = chosen("abcde", more=(lacks,), recovery__owners="skip", **how)
+        assert [owner.node for owner in found.planned.plan.course.owners] == ["a", back]
+        assert f"the rows of {lacks} stay left out: node {lacks} has 0 training" in found.told
+        assert f"the rows of {back} are trained again" in found.told
+
+
 @pytest.mark.parametrize("owner", ["a", "b"])
 def test_best_result_stays_where_an_owner_without_evaluation_rows_is_taken_back(owner: str) -> None:
     """It has no part of the result, of which another owner keeps embedding and head: that one has to be there."""
