@@ -100,6 +100,8 @@ class Evaluations:
         best: the best finite value: the lowest loss, or that of the figure ``by``; None before the first.
         waited: evaluations since then.
         by: figure that is compared, one of ``BEST_BY``; empty = the loss.
+        head_at: where all parameters train, the owner that keeps embedding and head of the best result; empty = the
+            first one.
     """
 
     step: int = -1
@@ -107,14 +109,15 @@ class Evaluations:
     best_step: int = 0
     waited: int = 0
     by: Annotated[str, LATER] = ""
+    head_at: Annotated[str, LATER] = ""
 
-    def after(self, step: int, value: float) -> Evaluations:
+    def after(self, step: int, value: float, *, head_at: str = "") -> Evaluations:
         """Return the state after one more evaluation; a value that is not finite is never better."""
         if step <= self.step:
             return self
         is_better = self.best is None or (value > self.best if self.is_rising else value < self.best)
         if math.isfinite(value) and is_better:
-            return Evaluations(step=step, best=value, best_step=step, by=self.by)
+            return Evaluations(step=step, best=value, best_step=step, by=self.by, head_at=head_at)
         return dataclasses.replace(self, step=step, waited=self.waited + 1)
 
     def without(self, before: Course, after: Course) -> Evaluations:

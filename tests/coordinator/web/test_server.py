@@ -119,7 +119,7 @@ def test_server_on_loopback_prints_no_token_and_an_address_that_it_can_not_have(
         with pytest.raises(ConnectionFailedError, match=rf"can't listen on {bind} for the page.*take another --web"):
             PageServer(PageData(), bind)
     # As for every other address
-    with pytest.raises(UsageError, match="--web 'here' is not HOST:PORT"):
+    with pytest.raises(UsageError, match=r"--web 'here' is not HOST:PORT, e\.g\. 127\.0\.0\.1:7080"):
         PageServer(PageData(), "here")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -138,6 +139,21 @@ def test_agent_refuses_a_plan_that_it_can_not_follow(ring: TwoAgents) -> None:
             ring.prepare("a", **options)
         assert ring.agents["a"].current_run == ""
         assert ring.network["a"].active is None
+
+
+def test_agent_gives_up_in_time_for_an_answer(monkeypatch: pytest.MonkeyPatch, ring: TwoAgents) -> None:
+    """Who prepares it waits as long as it was told: at the end of that time its own word of what is missing is there.
+
+    A tenth is left for it, on whatever the node waits while it prepares.
+    """
+    left_s = list[float]()
+
+    def opened(active: object, options: object, backend: object, addresses: object, deadline_s: float) -> None:
+        left_s.append(deadline_s - time.monotonic())
+
+    monkeypatch.setattr("edge.agent.agent.open_links", opened)
+    ring.prepare("a", timeout_s=1000.0)
+    assert 0.0 < left_s[0] <= 900.0
 
 
 def test_agent_can_be_released_while_it_prepares(ring: TwoAgents) -> None:

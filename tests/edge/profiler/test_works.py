@@ -15,7 +15,7 @@ from edge.machine.resources import fit_heap, keep_freed_memory, peak_rss_bytes, 
 from edge.model.slice import BlockRunner
 from edge.profiler import works
 from edge.profiler.timing import Timer
-from edge.profiler.works import decode, encode, handling_s, known_labels, resized
+from edge.profiler.works import decode, encode, handling_s
 from edge.runtime.executor import NodeExecutor
 from edge.runtime.reporter import Reporter
 from ringtune.costs.memory_terms import MemoryEstimate

@@ -129,21 +129,21 @@ def test_run_executor_error_names_node_and_class(caplog: pytest.LogCaptureFixtur
 
 
 @pytest.mark.parametrize("error", [IntegrityError, DivergedError])
-@pytest.mark.parametrize("what", ["load_head_blob", "put_parcel"])
-def test_run_names_the_sender_of_what_can_not_be_used(what: str, error: type[RingTuneError]) -> None:
-    """The head that an owner hands over, and a parcel: either of both may be wrong."""
+@pytest.mark.parametrize(("what", "node"), [("put_tensor", "b"), ("load_head_blob", "c"), ("put_parcel", "c")])
+def test_run_names_the_sender_of_what_can_not_be_used(what: str, node: str, error: type[RingTuneError]) -> None:
+    """A hidden state, the head that an owner hands over, and a parcel: either of both may be wrong."""
 
     def refuse(*args: object) -> None:
         raise error("it is not what it should be")
 
     executor = FakeExecutor()
     setattr(executor, what, refuse)
-    plan = two_hosts() if what == "load_head_blob" else changed(two_hosts(), method=Hift(group_size=2))
-    with ring_of(plan, executors={"c": executor}) as ring:
+    plan = changed(two_hosts(), method=Hift(group_size=2)) if what == "put_parcel" else two_hosts()
+    with ring_of(plan, executors={node: executor}) as ring:
         ring.start()
         ring.grant_all()
-        failed = failure_of(ring.reports["c"])
-    assert failed == rp.Failed(error.__name__, "node c: it is not what it should be", "a")
+        failed = failure_of(ring.reports[node])
+    assert failed == rp.Failed(error.__name__, f"node {node}: it is not what it should be", "a")
 
 
 def test_run_lost_peer_is_reported_once_and_at_once() -> None:
