@@ -285,10 +285,10 @@ class _MaskRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._masks = masks
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if torch.Tag.nondeterministic_seeded in func.tags and func is not _DRAWS_NOTHING:
-            self._masks.keep(func, found)
-        return found
+            self._masks.keep(func, result)
+        return result
 
 
 class _MaskReplay(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -306,11 +306,11 @@ class _MaskReplay(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
     """Bytes of each distinct storage under these tensors, by address: a tensor and its view count once."""
-    found: dict[int, int] = {}
+    bytes_at: dict[int, int] = {}
     for tensor in tensors:
         storage = tensor.untyped_storage()
-        found[storage.data_ptr()] = storage.nbytes()
-    return found
+        bytes_at[storage.data_ptr()] = storage.nbytes()
+    return bytes_at
 
 
 def saved_tensors(output: torch.Tensor) -> list[torch.Tensor]:
