@@ -483,21 +483,21 @@ class ReadyQueue:
         versions = flow.state.forward_versions
         return not versions or not place.has_version or self.versions.are(versions, place)
 
-    def _or_embedding(self, found: MicroBatchState | None) -> MicroBatchState | None:
-        """Return the next embedding if it can run and is older than ``found``; else ``found``."""
+    def _or_embedding(self, flow_above: MicroBatchState | None) -> MicroBatchState | None:
+        """Return the next embedding if it can run and is older than ``flow_above``; else ``flow_above``."""
         flow = self._embeds[0]
         if flow.state.follows_token:
             before = self._flows.get((flow.seq - 1, flow.micro))
             if before is not None and before.place is not None:
-                return found  # its token is not chosen yet
+                return flow_above  # its token is not chosen yet
         if flow.state.embedding_version != self.versions.embedding:
-            return found
+            return flow_above
         if self._course.invertible and flow.path.trains_embedding and not self._head.counts_for(flow.state):
-            return found  # a head that arrives later would change weights of this graph
-        if found is not None and (found.seq, found.micro) < (flow.seq, flow.micro):
-            return found
+            return flow_above  # a head that arrives later would change weights of this graph
+        if flow_above is not None and (flow_above.seq, flow_above.micro) < (flow.seq, flow.micro):
+            return flow_above
         credit = flow.path.first.credit
         if credit is not None and credit.left <= 0:
             self._is_starved = True
-            return found
+            return flow_above
         return flow
