@@ -43,7 +43,7 @@ from coordinator.web.server import bound
 from ringtune.errors import ConnectionFailedError, RingTuneError
 from ringtune.texts import shown
 from ringtune.transport.endpoints import is_loopback, join_address, split_address
-from ringtune.transport.page_access import Guard
+from ringtune.transport.page_access import PageGuard
 
 _LOG = logging.getLogger(__name__)
 MAX_BODY_BYTES: Final = 1 << 20
@@ -103,7 +103,7 @@ class Answering(Protocol):
         """Yield the events of a request; closing ends the answer."""
 
 
-class Asked(NamedTuple):
+class ReadRequest(NamedTuple):
     """A request that was read.
 
     Attributes:
@@ -117,7 +117,7 @@ class Asked(NamedTuple):
     has_usage: bool
 
 
-def asked_of(body: Any, name: str, *, is_chat: bool, has_template: bool) -> Asked:
+def asked_of(body: Any, name: str, *, is_chat: bool, has_template: bool) -> ReadRequest:
     """Read the body of a request for the model ``name``; raises ``ProblemError``."""
     if not isinstance(body, dict):
         raise ProblemError("the body has to be a JSON object")
@@ -143,7 +143,7 @@ def asked_of(body: Any, name: str, *, is_chat: bool, has_template: bool) -> Aske
     }
     request["max_new_tokens"] = min(request["max_new_tokens"], MAX_NEW_TOKENS)
     request["seed"] %= 1 << 31
-    return Asked(request, _flag(given, "stream"), _flag(options, "include_usage"))
+    return ReadRequest(request, _flag(given, "stream"), _flag(options, "include_usage"))
 
 
 def _no_model(wanted: str, name: str, *, param: str | None = None) -> ProblemError:
@@ -271,7 +271,7 @@ class Completions:
                 return _json(form.whole(text))
         return Response(status_code=HTTPStatus.BAD_REQUEST)  # nobody reads it
 
-    async def _begin(self, asked: Asked) -> _Answer:
+    async def _begin(self, asked: ReadRequest) -> _Answer:
         """Wait for the turn of a request."""
         if self._waiting >= MAX_WAITING:
             raise ProblemError(
@@ -428,7 +428,7 @@ def _refused(problem: ProblemError) -> Response:
     return _json(_error(problem), problem.status, _MORE.get(problem.status))
 
 
-def make_app(completions: Completions, guard: Guard) -> ASGIApp:
+def make_app(completions: Completions, guard: PageGuard) -> ASGIApp:
     """Make the application; a token of ``guard`` is asked for on loopback, too."""
     routes = [
         Route("/v1/models", completions.models, methods=["GET"]),
@@ -461,7 +461,7 @@ async def _on_defect(_: Request, error: Exception) -> Response:
     return _refused(ProblemError("the server has a defect, which is in its log; please report it", 500))
 
 
-def _refusal(request: Request, guard: Guard) -> ProblemError | None:
+def _refusal(request: Request, guard: PageGuard) -> ProblemError | None:
     """Refuse a request of a foreign page, or without the token; None = accepted."""
     if (wrong := guard.refuse_host(request.headers.get("host"))) is not None:
         return ProblemError("this server is for this machine only: ask it by 127.0.0.1 or localhost", wrong.status)
@@ -495,7 +495,7 @@ class CompletionsServer:
         self._socket = bound(host, port, bind, what="the API", option="--bind")
         self.address = join_address(host, self._socket.getsockname()[1])
         self._completions = Completions(process, name)
-        app = make_app(self._completions, Guard(is_loopback(self.address), token))
+        app = make_app(self._completions, PageGuard(is_loopback(self.address), token))
         self._server = http_server(app)
         self._thread = threading.Thread(target=self._run, name="completions", daemon=True)
 

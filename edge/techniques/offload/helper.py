@@ -6,7 +6,7 @@ are not sent. The base weights stay zeros of stride 0.
 By Proposition 1 the gradient of ``0.5 * |g(x) - (g(x) - grad)|^2``, summed over tokens, is the ordinary one. So it is a
 backward through g from ``grad`` itself; no target is made.
 
-A checkpoint has ``Sums``, the accumulated gradients: with an update interval of several steps
+A checkpoint has ``GradientSums``, the accumulated gradients: with an update interval of several steps
 (``ringtune.schedule.course``) it may fall between two updates.
 
 Source: ColA, section 3 (auxiliary models, equations 5 and 6, Proposition 1), and section 4.3 (several users).
@@ -305,7 +305,7 @@ class MergedSums:
         """Do nothing."""
 
 
-class Sums:
+class GradientSums:
     """The gradients of some weights that have one."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:

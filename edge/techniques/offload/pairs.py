@@ -53,7 +53,7 @@ from edge.checkpoint.snapshots import block_of
 from edge.model.adapters.bottleneck import Seat
 from edge.model.skeleton import Skeleton
 from edge.model.tensor_files import pieces_of, read_tensor
-from edge.techniques.offload.sites import Passage, Site, pack, sites_of
+from edge.techniques.offload.sites import ModuleTensor, Site, pack, sites_of
 from edge.techniques.velora import Vectors, project
 from ringtune.errors import IntegrityError, PlanError
 from ringtune.job.job import Kind
@@ -272,7 +272,7 @@ class Capture:
             self._hook(passage, functools.partial(self._sign, facts.name))
         self._hook(site.taps, functools.partial(self._tap, facts))
 
-    def _hook(self, passage: Passage, seen: Any) -> None:
+    def _hook(self, passage: ModuleTensor, seen: Any) -> None:
         """Hook a tensor; the output of a module before the bottleneck behind it."""
         module = passage.module
         if passage.is_output:

@@ -23,7 +23,7 @@ from edge.model.slice import BlockRunner, Empty
 from edge.model.tensor_files import DTYPE_NAMES, first_not_finite
 from edge.techniques.activation_checkpointing import BlockForward, SavedActivations
 from edge.techniques.micro_batches import Handler, MicroBatches, OpenItem
-from edge.techniques.offload.helper import AdapterModules, AuxiliaryModels, MergedSums, Sums
+from edge.techniques.offload.helper import AdapterModules, AuxiliaryModels, GradientSums, MergedSums
 from edge.techniques.offload.merged_matrices import MergedMatrices
 from edge.techniques.offload.pairs import Capture, Captures, PairsByKind, PairVectors, PairWire, from_file, to_file
 from edge.techniques.offload.sites import adapter_weights, install
@@ -224,15 +224,15 @@ class OffloadRunner:
             whole = dict.fromkeys(sites, torch.zeros(0)) | dict(tensors)
             self._wire.vectors.load_blocks(whole, (block,), where=where)
 
-    def saved(self, trained: Mapping[str, nn.Parameter]) -> dict[str, PairVectors | MergedSums | Sums]:
+    def saved(self, trained: Mapping[str, nn.Parameter]) -> dict[str, PairVectors | MergedSums | GradientSums]:
         """Return what a shard has beside trained tensors: vectors, sums of users' adapters, and of gradients."""
-        stores: dict[str, PairVectors | MergedSums | Sums] = {}
+        stores: dict[str, PairVectors | MergedSums | GradientSums] = {}
         if (vectors := self.vectors) is not None:
             stores["pairs"] = vectors
         if self._is_collaboration and self._parts.helped:
             stores["merged"] = MergedSums(self._parts.helped)
         if added_up := self.added_up(trained):
-            stores["sums"] = Sums(added_up)
+            stores["sums"] = GradientSums(added_up)
         return stores
 
     def added_up(self, trained: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:

@@ -47,7 +47,7 @@ from ringtune.errors import DivergedError, IntegrityError, JobError
 from ringtune.models.adapter_support import offload_refusal
 
 
-class Passage(NamedTuple):
+class ModuleTensor(NamedTuple):
     """Input or output tensor of a module."""
 
     module: nn.Module
@@ -73,14 +73,14 @@ class Site(ABC):
 
     name: str
     adapter: nn.Module
-    reads: Passage
-    taps: Passage
+    reads: ModuleTensor
+    taps: ModuleTensor
     alpha: float = 1.0
     columns: torch.Tensor | None = None
     inputs: int
     outputs: int
     source: str
-    signs: tuple[Passage, ...] = ()
+    signs: tuple[ModuleTensor, ...] = ()
     units: int = 0
 
     @abstractmethod
@@ -114,9 +114,9 @@ class LoraSite(Site):
     def __init__(self, name: str, layer: Any, lora: Any) -> None:
         self.name = self.source = name
         self.adapter = lora
-        self.reads, self.taps = Passage(layer, False), Passage(layer, True)
+        self.reads, self.taps = ModuleTensor(layer, False), ModuleTensor(layer, True)
         if isinstance(lora.lora_dropout, nn.Dropout):
-            self.reads = Passage(lora.lora_dropout, True)
+            self.reads = ModuleTensor(lora.lora_dropout, True)
         self.alpha = 1.0 if lora.use_gating else float(lora.scaling)
         self.inputs, self.outputs = int(lora.lora_A.shape[1]), int(lora.lora_B.shape[0])
         self._lora = lora
@@ -155,12 +155,12 @@ class BottleneckSite(Site):
     def __init__(self, name: str, adapter: Any) -> None:
         self.name = self.source = name
         self.adapter = adapter
-        self.reads, self.taps = Passage(adapter, False), Passage(adapter, True)
+        self.reads, self.taps = ModuleTensor(adapter, False), ModuleTensor(adapter, True)
         if adapter.dropout.p > 0:
-            self.taps = Passage(adapter.dropout, False)
+            self.taps = ModuleTensor(adapter.dropout, False)
         self.inputs = self.outputs = int(adapter.input_size)
         if isinstance(adapter.non_linearity.f, nn.ReLU):
-            self.signs, self.units = (Passage(adapter.adapter_up, False),), int(adapter.adapter_up.in_features)
+            self.signs, self.units = (ModuleTensor(adapter.adapter_up, False),), int(adapter.adapter_up.in_features)
 
     def delta(self, x: torch.Tensor, is_on: torch.Tensor | None = None) -> torch.Tensor:
         """Run the bottleneck without residual; see ``Site.delta``."""
@@ -176,7 +176,7 @@ class AuxiliarySite(Site):
     def __init__(self, name: str, matrix: nn.Module, model: LinearDelta | MlpDelta | FusedDelta, alpha: float) -> None:
         self.name = self.source = name
         self.adapter = model
-        self.reads, self.taps = Passage(matrix, False), Passage(matrix, True)
+        self.reads, self.taps = ModuleTensor(matrix, False), ModuleTensor(matrix, True)
         self.alpha = alpha
         self._parts: list[Any] = [model]
         if isinstance(model, FusedDelta):
@@ -185,7 +185,7 @@ class AuxiliarySite(Site):
             self.columns = has_model.repeat_interleave(model.width)
         ends = [(part, part) if isinstance(part, LinearDelta) else (part.down, part.up) for part in self._parts]
         self.inputs, self.outputs = ends[0][0].in_features, sum(last.out_features for _, last in ends)
-        self.signs = tuple(Passage(part.up, False) for part in self._parts if isinstance(part, MlpDelta))
+        self.signs = tuple(ModuleTensor(part.up, False) for part in self._parts if isinstance(part, MlpDelta))
         self.units = sum(part.up.in_features for part in self._parts if isinstance(part, MlpDelta))
 
     def delta(self, x: torch.Tensor, is_on: torch.Tensor | None = None) -> torch.Tensor:

@@ -36,7 +36,7 @@ class Refusal(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Guard:
+class PageGuard:
     """Access rules of one address.
 
     Attributes:
