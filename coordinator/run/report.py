@@ -60,26 +60,26 @@ def figures(values: Mapping[str, float], labels: Sequence[str] = (), max_length:
     ``questions``, as shares; of tags the number of ``words`` and of ``cut_words`` that are in no batch; and where
     classes or entities were counted those of ``class_figures`` and ``entity_figures``.
     """
-    entries: dict[str, Any] = {
+    found: dict[str, Any] = {
         "loss": mean(values, "loss_sum"),
         "accuracy": mean(values, "correct") if "correct" in values else None,
     }
     if "tokens" in values:
-        loss = entries["loss"]
-        entries["perplexity"] = math.exp(loss) if loss is not None and loss < _LARGEST_EXPONENT else None
-        entries |= {"max_length": max_length} if max_length else {}
+        loss = found["loss"]
+        found["perplexity"] = math.exp(loss) if loss is not None and loss < _LARGEST_EXPONENT else None
+        found |= {"max_length": max_length} if max_length else {}
     if table := table_of(values, len(labels)):
-        entries |= class_figures(table, labels)
+        found |= class_figures(table, labels)
     if "absolute_sum" in values:
-        entries |= {"mse": entries["loss"], "mae": mean(values, "absolute_sum"), **number_figures(values)}
+        found |= {"mse": found["loss"], "mae": mean(values, "absolute_sum"), **number_figures(values)}
     if "words" in values:
         counted = {name: int(values[name]) for name in ("words", "cut_words") if name in values}
-        entries |= {**counted, **entity_figures(values, labels)}
+        found |= {**counted, **entity_figures(values, labels)}
     if "questions" in values:
         judged = {**values, "count": values["questions"]}
-        entries |= {"f1": mean(judged, "f1_sum"), "exact_match": mean(judged, "exact_sum")}
-        entries["questions"] = int(values["questions"])
-    return entries | generation_figures(values)
+        found |= {"f1": mean(judged, "f1_sum"), "exact_match": mean(judged, "exact_sum")}
+        found["questions"] = int(values["questions"])
+    return found | generation_figures(values)
 
 
 def judge_of(keep_best: bool | str) -> Judge | None:
@@ -88,8 +88,8 @@ def judge_of(keep_best: bool | str) -> Judge | None:
         return None
 
     def value(values: Mapping[str, float], labels: Sequence[str]) -> float:
-        figure = figures(values, labels).get(keep_best)
-        return math.nan if figure is None else float(figure)
+        found = figures(values, labels).get(keep_best)
+        return math.nan if found is None else float(found)
 
     return Judge(keep_best, value)
 
@@ -148,16 +148,16 @@ Sent = Counter[tuple[str, str]]
 
 def _by_link(sent: Sent, *payloads: str) -> dict[str, int]:
     """Add up sent bytes by link, in the order of names; of these payloads alone, if any are given."""
-    sums = Counter[str]()
+    found = Counter[str]()
     for (payload, link), sent_bytes in sent.items():
         if not payloads or payload in payloads:
-            sums[link] += sent_bytes
-    return dict(sorted(sums.items()))
+            found[link] += sent_bytes
+    return dict(sorted(found.items()))
 
 
 def _parcels(sent: Sent, what: str) -> dict[str, dict[str, int]]:
     """Return each kind of parcels with bytes under its name, such as ``pair_links`` for ``what`` = ``links``."""
-    return {f"{name}_{what}": sums for kind, name in _NAMES.items() if (sums := _by_link(sent, kind))}
+    return {f"{name}_{what}": found for kind, name in _NAMES.items() if (found := _by_link(sent, kind))}
 
 
 class RunLedger:
@@ -374,8 +374,8 @@ class RunLedger:
 
     def stopped(self, step: int, evaluations: Evaluations) -> dict[str, Any]:
         """Note an early end; return its line, which without ``kind`` is in the report."""
-        fields = dataclasses.asdict(evaluations)
-        self._stop = {"step": step, **{name: value for name, value in fields.items() if name != "by" or value}}
+        found = dataclasses.asdict(evaluations)
+        self._stop = {"step": step, **{name: value for name, value in found.items() if name != "by" or value}}
         return {"kind": "stop", **self._stop}
 
     # ---- the end ----------------------------------------------------------------------------------
@@ -453,8 +453,8 @@ class RunLedger:
     def _busy(self) -> str:
         """Say which machines were busy at the end beyond the load of the run's own nodes."""
         nodes = {node: self.nodes[node] for node in self._plan.nodes}
-        load_of_nodes = len(nodes) / min(facts.cores for facts in nodes.values())
-        return busy_text({node: facts.load for node, facts in nodes.items()}, "at the end", own=load_of_nodes)
+        own = len(nodes) / min(one.cores for one in nodes.values())
+        return busy_text({node: one.load for node, one in nodes.items()}, "at the end", own=own)
 
     def _node(self, node: str, predicted_bytes: Mapping[str, int]) -> dict[str, Any]:
         part = self._plan.at(

@@ -41,7 +41,7 @@ from coordinator.web.streams import MAX_STREAMS, BrowserState, Streams
 from coordinator.web.what_if import SimulatorProcess
 from ringtune.errors import BusyError, DeadlineError, RingTuneError, UsageError
 from ringtune.texts import shown
-from ringtune.transport.page_access import PageGuard
+from ringtune.transport.page_access import Guard
 
 MAX_CONNECTIONS: Final = 256
 MAX_OF_AN_ADDRESS: Final = 128
@@ -143,7 +143,7 @@ _HEADERS: Final = {
 }
 
 
-def make_app(streams: Streams, asking: SimulatorProcess, guard: PageGuard) -> ASGIApp:
+def make_app(streams: Streams, asking: SimulatorProcess, guard: Guard) -> ASGIApp:
     """Make the application."""
     pages = _Pages(streams, asking, guard)
     files = {f"/static/{path.name}": path for path in sorted(STATIC.iterdir()) if path.suffix in _TYPES}
@@ -162,7 +162,7 @@ def make_app(streams: Streams, asking: SimulatorProcess, guard: PageGuard) -> AS
 class _Outside:
     """Middleware that checks the host of each request and adds headers to every answer."""
 
-    def __init__(self, app: ASGIApp, guard: PageGuard) -> None:
+    def __init__(self, app: ASGIApp, guard: Guard) -> None:
         self._app, self._guard = app, guard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -181,7 +181,7 @@ class _Outside:
 
 
 class _Pages:
-    def __init__(self, streams: Streams, asking: SimulatorProcess, guard: PageGuard) -> None:
+    def __init__(self, streams: Streams, asking: SimulatorProcess, guard: Guard) -> None:
         self._streams, self._asking, self._guard = streams, asking, guard
         self._figures = MetricsCollector(streams)
 

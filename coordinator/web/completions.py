@@ -43,7 +43,7 @@ from coordinator.web.server import bound
 from ringtune.errors import ConnectionFailedError, RingTuneError
 from ringtune.texts import shown
 from ringtune.transport.endpoints import is_loopback, join_address, split_address
-from ringtune.transport.page_access import PageGuard
+from ringtune.transport.page_access import Guard
 
 _LOG = logging.getLogger(__name__)
 MAX_BODY_BYTES: Final = 1 << 20
@@ -428,7 +428,7 @@ def _refused(problem: ProblemError) -> Response:
     return _json(_error(problem), problem.status, _MORE.get(problem.status))
 
 
-def make_app(completions: Completions, guard: PageGuard) -> ASGIApp:
+def make_app(completions: Completions, guard: Guard) -> ASGIApp:
     """Make the application; a token of ``guard`` is asked for on loopback, too."""
     routes = [
         Route("/v1/models", completions.models, methods=["GET"]),
@@ -461,7 +461,7 @@ async def _on_defect(_: Request, error: Exception) -> Response:
     return _refused(ProblemError("the server has a defect, which is in its log; please report it", 500))
 
 
-def _refusal(request: Request, guard: PageGuard) -> ProblemError | None:
+def _refusal(request: Request, guard: Guard) -> ProblemError | None:
     """Refuse a request of a foreign page, or without the token; None = accepted."""
     if (wrong := guard.refuse_host(request.headers.get("host"))) is not None:
         return ProblemError("this server is for this machine only: ask it by 127.0.0.1 or localhost", wrong.status)
@@ -495,7 +495,7 @@ class CompletionsServer:
         self._socket = bound(host, port, bind, what="the API", option="--bind")
         self.address = join_address(host, self._socket.getsockname()[1])
         self._completions = Completions(process, name)
-        app = make_app(self._completions, PageGuard(is_loopback(self.address), token))
+        app = make_app(self._completions, Guard(is_loopback(self.address), token))
         self._server = http_server(app)
         self._thread = threading.Thread(target=self._run, name="completions", daemon=True)
 

@@ -17,7 +17,7 @@ from coordinator.web.what_if import SimulatorProcess
 from ringtune.errors import ConnectionFailedError, UsageError
 from ringtune.hints import hint_to_install
 from ringtune.transport.endpoints import is_loopback, is_wildcard, join_address, machine_address, split_address
-from ringtune.transport.page_access import PageGuard, token_of
+from ringtune.transport.page_access import Guard, token_of
 
 if TYPE_CHECKING:
     import uvicorn
@@ -61,7 +61,7 @@ class PageServer:
         except BaseException:
             self._socket.close()
             raise
-        self._guard = PageGuard(is_local, token, self._socket.getsockname()[1])
+        self._guard = Guard(is_local, token, self._socket.getsockname()[1])
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         self._server: uvicorn.Server | None = None

@@ -20,7 +20,7 @@ from ringtune import __version__
 from ringtune.errors import ConnectionFailedError, UsageError
 from ringtune.hints import hint_to_install
 from ringtune.transport.endpoints import is_loopback, join_address, split_address
-from ringtune.transport.page_access import PageGuard, token_of
+from ringtune.transport.page_access import Guard, token_of
 
 _LOG = logging.getLogger(__name__)
 _CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -110,7 +110,7 @@ class MetricsServer:
             reason = error.strerror or error
             raise ConnectionFailedError(f"can't listen on {bind}: {reason}; take another --metrics") from error
         self.address = join_address(host, self._server.server_address[1])
-        self.guard = self._server.guard = PageGuard(is_local, token, self._server.server_address[1])
+        self.guard = self._server.guard = Guard(is_local, token, self._server.server_address[1])
         self._server.figures = figures
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_POLL_S,), name="node-figures", daemon=True
@@ -132,7 +132,7 @@ class MetricsServer:
 
 
 class _Server(HTTPServer):
-    guard: PageGuard
+    guard: Guard
     figures: Callable[[], NodeMetrics]
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:

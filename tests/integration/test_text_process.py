@@ -15,7 +15,7 @@ from coordinator.api.text_process import TextProcess
 from coordinator.client.saved_run import read_run
 from coordinator.web.completions import Completions, make_app
 from edge.runtime.text_process import TextModel
-from ringtune.transport.page_access import PageGuard
+from ringtune.transport.page_access import Guard
 from tests.support import chat_models
 from tests.support.lora_runs import lora_run
 from tests.support.typed import run_alone
@@ -59,7 +59,7 @@ def test_process_of_a_run_answers_as_its_model_does(tmp_path: Path, monkeypatch:
         assert (done.returncode, found[0]) == (0, first)
         assert found[1] == answered(model, messages, max_new_tokens=5, seed=8, temperature=0.9)
         assert "texts of at most 64 tokens, keys and values of at most 0.0 MiB" in done.stderr
-        here = TestClient(make_app(Completions(process, "run"), PageGuard(is_local=True)), base_url="http://localhost")
+        here = TestClient(make_app(Completions(process, "run"), Guard(is_local=True)), base_url="http://localhost")
         body = {"messages": messages, "max_tokens": 6, "temperature": 0.7, "seed": 3}
         (choice,) = here.post("/v1/chat/completions", json=body).json()["choices"]
         assert choice["message"]["content"] == answered(model, messages, max_new_tokens=6, seed=3, temperature=0.7)

@@ -36,7 +36,7 @@ class Refusal(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class PageGuard:
+class Guard:
     """Access rules of one address.
 
     Attributes:

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from ringtune.errors import StorageError, UsageError
-from ringtune.transport.page_access import MIN_CHARACTERS, PageGuard, make_token, token_of
+from ringtune.transport.page_access import MIN_CHARACTERS, Guard, make_token, token_of
 from tests.support.cases import cases
 
 TOKEN = "t" * 20
-LOCAL, FAR = PageGuard(True, "", 80), PageGuard(False, TOKEN, 80)
+LOCAL, FAR = Guard(True, "", 80), Guard(False, TOKEN, 80)
 
 
 @cases("host", ["127.0.0.1", "127.0.0.1:7080", "localhost:1", "LOCALHOST", "localhost.", "[::1]:7080", "127.9.9.9"])
@@ -74,7 +74,7 @@ def test_guard_keeps_its_token_to_itself() -> None:
 def test_guard_elsewhere_needs_to_have_a_token() -> None:
     """An empty one would let everybody in."""
     with pytest.raises(ValueError, match="needs a token"):
-        PageGuard(False, "", 80)
+        Guard(False, "", 80)
 
 
 def test_token_is_new_each_time() -> None:

@@ -18,7 +18,7 @@ from coordinator.api.text_process import Ready
 from coordinator.web import completions
 from coordinator.web.completions import MAX_BODY_BYTES, Completions, CompletionsServer, make_app
 from ringtune.errors import ConnectionFailedError, PeerLostError, RingTuneError, UsageError
-from ringtune.transport.page_access import PageGuard
+from ringtune.transport.page_access import Guard
 from tests.support.cases import cases
 
 WAIT_S = 20.0
@@ -62,7 +62,7 @@ class Script:
 
 def client(script: Script, *, token: str = "", is_local: bool = True) -> TestClient:
     """A client of the API on this machine."""
-    app = make_app(Completions(script, "run"), PageGuard(is_local, token))
+    app = make_app(Completions(script, "run"), Guard(is_local, token))
     return TestClient(app, base_url="http://127.0.0.1:8080", raise_server_exceptions=False)
 
 

@@ -26,7 +26,7 @@ from coordinator.web.streams import MAX_STREAMS, PageData, Streams
 from coordinator.web.what_if import SimulatorProcess
 from ringtune.errors import BusyError, ConnectionFailedError, DeadlineError, RingTuneError, UsageError
 from ringtune.transport.endpoints import split_address
-from ringtune.transport.page_access import PageGuard
+from ringtune.transport.page_access import Guard
 from tests.support.fake_agents import FakeCluster, run
 from tests.support.page_runs import RUN_ID, beginning, trained
 
@@ -211,7 +211,7 @@ def page(*, far: bool = False, error: RingTuneError | None = None) -> TestClient
     page_data.tick(0.0)
     streams, asking = Streams(page_data), Answers(page_data.state)
     asking.error = error
-    guard = PageGuard(False, TOKEN, 7080) if far else PageGuard(True, "", 7080)
+    guard = Guard(False, TOKEN, 7080) if far else Guard(True, "", 7080)
     client = TestClient(make_app(streams, asking, guard), base_url=FAR if far else LOCAL)
     client.app_state["streams"] = streams
     return client
