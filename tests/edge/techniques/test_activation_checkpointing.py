@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from edge.model.skeleton import Skeleton, build_skeleton
 from edge.model.slice import materialise
 from edge.model.tensor_files import SafetensorsFiles
-from edge.techniques.activation_checkpointing import DropoutMasks
+from edge.techniques.activation_checkpointing import PackedMasks
 from ringtune.costs.memory_sizes import drawn_token_bytes
 from ringtune.costs.model_facts import model_facts
 from ringtune.job.job import Job, parse_job
@@ -90,7 +90,7 @@ def test_second_run_draws_nothing_and_masks_take_what_planning_counts(tmp_path: 
 
 def test_masks_are_given_in_the_order_in_which_they_were_drawn() -> None:
     """The values are those of the first run, whatever the generator has come to; sizes that 8 does not divide too."""
-    x, masks = torch.ones(3, 7), DropoutMasks()
+    x, masks = torch.ones(3, 7), PackedMasks()
 
     def run() -> tuple[torch.Tensor, torch.Tensor]:
         return torch.dropout(x, 0.5, train=True), torch.dropout(x[:2], 0.1, train=True)
@@ -105,7 +105,7 @@ def test_masks_are_given_in_the_order_in_which_they_were_drawn() -> None:
 
 def test_nothing_is_kept_where_other_numbers_are_drawn() -> None:
     """Then the generator has to be where it was, so that all is drawn again."""
-    masks = DropoutMasks()
+    masks = PackedMasks()
     with masks.drawn():
         torch.dropout(torch.ones(8), 0.5, train=True)
         torch.rand(2)
