@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import queue
+import threading
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -212,6 +213,31 @@ def test_node_that_comes_is_asked_and_may_have_blocks(cluster: FakeCluster) -> N
     assert agent.released.wait(CALL_S)
 
 
+def test_node_that_comes_and_goes_is_asked_no_more_until_turns_have_ended(cluster: FakeCluster) -> None:
+    """Each time it is lost all may have to go back, so it could keep them from training."""
+    going = Going(cluster)
+    agent, coordinator = come(cluster), cluster.server.coordinator
+
+    def again(number: int) -> None:
+        coordinator.leave("c", agent.instance)
+        agent.join(f"process {number}")
+
+    for number in range(2, 7):
+        assert going.note_of("c").startswith("node c may get blocks")
+        again(number)
+    assert going.note_of("c").endswith("it has joined more than 5 times in 50 turns; start it again later")
+    again(7)
+    was_taken = threading.Event()
+    going.driver._queue.put(was_taken.set)
+    assert was_taken.wait(CALL_S)
+    for _ in range(50):
+        going.driver._rounds.joins.end_turn()
+    again(8)
+    assert going.note_of("c").startswith("node c may get blocks")
+    assert agent.log.count("inspect") == 6
+    going.driver.stop("test")
+
+
 @pytest.mark.parametrize(
     ("values", "changes", "why"),
     [
@@ -327,7 +353,7 @@ def test_run_that_begins_without_owners_asks_those_that_are_there() -> None:
     books: Any = None
     plan = Plan(without_owner(KNOWN.plan.course, "b", 1), KNOWN.plan.placements)
     handler.begin(KnownNodes(plan, {"a": facts("a")}), books, books)
-    assert [(entry.func, *entry.args) for entry in joined] == [(handler.joined, member("b"))]
+    assert [(entry.func, *entry.args) for entry in joined] == [(handler._consider, member("b"))]
 
 
 def test_report_of_a_former_process_is_refused(cluster: FakeCluster) -> None:
