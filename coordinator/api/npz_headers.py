@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
 
 from ringtune.errors import DataError
+from ringtune.storage.text_files import check_archive
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,6 +27,7 @@ class Archive:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
+            check_archive(path)
             self._zip = zipfile.ZipFile(path)
         except OSError as error:
             raise DataError(f"can't read {path}: {error.strerror}; set data.train and data.eval") from error
