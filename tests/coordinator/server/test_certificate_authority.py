@@ -763,6 +763,8 @@ def test_joining_of_guests_is_by_invitation_of_a_user(tmp_path: Path) -> None:
         with pytest.raises(BusyError, match="alice has invited 60 nodes within a minute"):
             keeper.invite("eval-00000000", user="alice")
         keeper.invite("eval-00000000", user="bob")
+        with pytest.raises(BusyError, match="take another name"):  # who joins later would be the guest of this user
+            keeper.invite("eval-00000000", user="carol")
         assert identity.facts.ends_unix_s - time.time() == pytest.approx(DAY_S, abs=60)
         speaker = Speaker(identity)
         assert identity.facts.renew_at_unix_s == identity.facts.ends_unix_s
