@@ -699,7 +699,8 @@ def test_users_have_the_own_runs_or_all_and_the_membership(tmp_path: Path) -> No
                     stub.Remove(trust_pb2.RemoveRequest(node="nobody"), timeout=30)
                 refused = "submitter alice is no administrator" in str(error_of_call(caught.value, peer="it"))
                 assert refused is (name == "alice")
-                parse_token(stub.Invite(trust_pb2.InviteRequest(node="eval-0123abcd"), timeout=30).token)
+                guest = f"eval-{name.encode().hex()[:6]:>08}"
+                parse_token(stub.Invite(trust_pb2.InviteRequest(node=guest), timeout=30).token)
         keeper.remove(bob, "left")
         open_token = invited(trust, bob, is_administrator=True)
         keeper.remove(bob, "left")
