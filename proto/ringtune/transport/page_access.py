@@ -13,6 +13,7 @@ import hashlib
 import hmac
 import ipaddress
 import os
+import re
 import secrets
 import stat
 from dataclasses import dataclass, field
@@ -102,10 +103,13 @@ _WRONG: Final = Refusal(
 )
 
 
+_HOST: Final = re.compile(r"(?:\[(?P<address>[^\]@]*)\]|(?P<name>[^:@]*))(?::\d*)?")
+
+
 def _without_port(host: str) -> str:
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0]
+    """Return the host of ``host:port``; empty for what no browser sends, such as ``localhost:1@elsewhere``."""
+    match = _HOST.fullmatch(host)
+    return (match["address"] or match["name"] or "") if match else ""
 
 
 def _is_local_name(host: str) -> bool:

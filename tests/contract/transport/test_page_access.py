@@ -20,7 +20,19 @@ def test_guard_on_loopback_answers_loopback_names(host: str) -> None:
     assert LOCAL.refuse(host, None, None) is None
 
 
-@cases("host", ["", None, "evil.example", "127.0.0.1.evil.example", "localhost.evil.example:7080", "10.0.0.1", "[::2]"])
+@cases(
+    "host",
+    [
+        "",
+        None,
+        "evil.example",
+        "127.0.0.1.evil.example",
+        "localhost.evil.example:7080",
+        "10.0.0.1",
+        "[::2]",
+        "localhost:1@evil",
+    ],
+)
 def test_guard_on_loopback_refuses_other_names(host: str | None) -> None:
     """A foreign page may point its own name to this machine; its scripts then still say that name."""
     refusal = LOCAL.refuse(host, None, None)
