@@ -28,7 +28,9 @@ from ringtune.machine.process import exit_error
 from ringtune.models.family import LANGUAGE_TASKS
 
 Event = Mapping[str, Any]
-_END_S: Final = 10.0
+_KILLED_S: Final = 10.0
+_END_S: Final = 60.0
+"""For a process that has closed its output; a busy board takes its time to unload libraries."""
 
 
 def command_of(module: str, run: SavedRun, job: Job, folder: Path, *words: str) -> list[str]:
@@ -68,7 +70,7 @@ class LineProcess:
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()
-        self._process.wait(_END_S)
+        self._process.wait(_KILLED_S)
         for pipe in filter(None, (self._process.stdin, self._process.stdout)):
             with contextlib.suppress(OSError):  # it has not read all
                 pipe.close()
@@ -110,7 +112,10 @@ class LineProcess:
 
     def error(self) -> RingTuneError | None:
         """Return the error of a process that has closed its output; None if it has ended well."""
-        code = self._process.wait(_END_S)
+        try:
+            code = self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            return DeadlineError(f"{self._what} gave all its output and does not end (waited {_END_S:g} s); try again")
         return exit_error(self._what, code, log=self._log) if code else None
 
 

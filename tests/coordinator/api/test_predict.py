@@ -67,6 +67,13 @@ def test_process_gives_every_line_and_ends(tmp_path: Path) -> None:
         assert len(list(_read(process, wait_s=60.0, tell=told.append))) == 1 and told == ["1 of 1 rows"]
 
 
+def test_process_that_ends_its_output_alone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unloading its libraries may take long; for ever, it is killed."""
+    monkeypatch.setattr("coordinator.api.text_process._END_S", 0.1)
+    with pytest.raises(DeadlineError, match="predicting gave all its output and does not end"):
+        read(f"{LINE}import os, time\nos.close(1)\ntime.sleep(600)", tmp_path)
+
+
 def test_process_that_fails_or_says_nothing_is_told(tmp_path: Path) -> None:
     """After the rows before it; with the class that its exit code says, or as one that was lost."""
     code = LINE + "import sys; sys.stderr.write('error: a column is missing\\n'); sys.exit(5)"

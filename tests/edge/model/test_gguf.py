@@ -411,7 +411,7 @@ def test_pieces_are_scored_by_the_merge_that_makes_them(tmp_path: Path) -> None:
 def test_command_writes_a_model_for_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three files with their digests; a card that says how it runs; the template that it learned; nothing else."""
     merging = SimpleNamespace(**vars(subprocess) | {"run": calling(merge)})
-    monkeypatch.setattr("coordinator.api.user_adapters.subprocess", merging)
+    monkeypatch.setattr("coordinator.client.saved_run.subprocess", merging)
     monkeypatch.setattr(export, "LineProcess", AnsweredHere)
     run, _ = lora_run(tmp_path, "llama", CAUSAL_LM, ALL_MATRICES)
     write_tokenizer(tmp_path / "base", "{{ messages }}")
