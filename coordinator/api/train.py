@@ -348,7 +348,8 @@ def train(
             initial=initial_file(wanted, folder if resume else None),
         )
         face = progress if isinstance(progress, Face) else _python_face(folder, is_shown=progress)
-        files = RunFolder(folder, replace=replace or resume, resume=resume, say=face.say)
+        anew = resume and start is None
+        files = RunFolder(folder, replace=replace or resume, resume=resume, begins_anew=anew, say=face.say)
 
         def ring(shown: Progress) -> AbstractContextManager[Client]:
             if not local:

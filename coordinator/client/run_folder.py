@@ -106,6 +106,7 @@ class RunFolder:
         replace: whether the files of an earlier run may be put aside; others are never touched. Job and logs of a run
             that was refused before it had a plan are overwritten.
         resume: the present run is resumed.
+        begins_anew: it is resumed from its beginning; the files of its former part are put aside when there is a plan.
         is_copy: a caller keeps the files that a user has added or changed.
         say: takes a line about files that were put aside during the run; by default the log.
 
@@ -121,6 +122,7 @@ class RunFolder:
         *,
         replace: bool = False,
         resume: bool = False,
+        begins_anew: bool = False,
         is_copy: bool = False,
         say: Callable[[str], object] = _LOG.warning,
     ) -> None:
@@ -133,7 +135,7 @@ class RunFolder:
         self._written: dict[str, list[int]] = {}
         self._awaits_plan = False
         self._held: dict[str, control_pb2.RunEvent] = {}  # by kind
-        self._replace, self._resume = replace, resume
+        self._replace, self._resume, self._begins_anew = replace, resume, begins_anew
         self._is_copy, self.say = is_copy, say
         self.on_saved: Callable[[str, int], object] = lambda run_id, step: None
         self._run_id = ""
@@ -197,6 +199,9 @@ class RunFolder:
             return
         if self._awaits_plan and kind == "plan_json":
             self._awaits_plan = False
+            if self._begins_anew:
+                self._begins_anew = False
+                self.say(f"the files of its former part are in {self.begin_anew()}")
             for held in self._held.values():
                 self._write(held)
         self._write(event)

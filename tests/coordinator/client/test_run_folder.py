@@ -24,7 +24,13 @@ from coordinator.api import train as training
 from coordinator.client.detached_runs import fetched_folder, start_in_background
 from coordinator.client.local_nodes import AgentTemplate
 from coordinator.client.run_files import NAME, RunParts, TablesFile, TensorBoardLog, require_tensorboard, scalars
-from coordinator.client.run_folder import RunFolder, files_of_run, locked_for_resume, require_inputs_elsewhere
+from coordinator.client.run_folder import (
+    RunFolder,
+    files_of_run,
+    locked_for_resume,
+    read_metrics,
+    require_inputs_elsewhere,
+)
 from coordinator.run.requests import RunRequest
 from coordinator.screen.progress import Progress
 from ringtune.errors import BusyError, IntegrityError, JobError, PlanError, StorageError, UsageError
@@ -377,6 +383,23 @@ def test_run_that_begins_anew_leaves_only_what_the_command_wrote(tmp_path: Path)
         "plan.json",
         "trace.json.part",
     }
+
+
+def test_run_that_is_resumed_from_its_beginning_logs_each_step_once(tmp_path: Path) -> None:
+    """The files of its former part stay until there is a plan, and then lie beside the folder."""
+    out, said = tmp_path / "run", list[str]()
+    with RunFolder(out) as folder:
+        folder.write_text("plan.json", "{}")
+        folder.add_metrics(line(0))
+    with RunFolder(out, replace=True, resume=True, begins_anew=True, say=said.append) as folder:
+        folder.take(control_pb2.RunEvent(run_id="second"))
+        folder.take(control_pb2.RunEvent(job_toml=job().to_toml()))
+        assert not said and len(read_metrics(out)) == 1
+        folder.take(control_pb2.RunEvent(plan_json="{}"))
+        assert not (out / "metrics.jsonl").exists()
+        folder.add_metrics(line(0))
+    [text], aside = said, next(entry for entry in tmp_path.iterdir() if entry != out)
+    assert str(aside) in text and [len(read_metrics(each)) for each in (out, aside)] == [1, 1]
 
 
 def line(step: int, **more: Any) -> str:
