@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 
 from ringtune.job.job import Job, Model
 from ringtune.schedule.plan import Plan
-from tests.bench import d2ft_accuracy, paper_table
+from tests.bench import d2ft_accuracy, paper_table, trust
 from tests.bench.outcomes import ROWS, UNHARMED
 from tests.bench.rings import missed
 from tests.support.board_ring import COORDINATOR, NAMES
@@ -20,6 +22,7 @@ from tests.support.cases import cases
 from tests.support.outcomes import Outcome, Row, problems_of
 from tests.support.profiles import node
 from tests.support.strikes import STRIKES
+from tests.support.trials import Trial, differences
 
 BENCHES = sorted(
     f"tests.bench.{path.stem}"
@@ -118,17 +121,8 @@ def test_target_that_is_not_reached_is_missed() -> None:
     assert missed({"least": "not measured: no root"}, targets) == ["least is not measured: no root, the target is >= 2"]
 
 
-UNHARMED_RUN = {
-    "code": 0,
-    "message": "",
-    "detection_s": None,
-    "recovery_s": None,
-    "steps_lost": 0,
-    "steps_repeated": 0,
-    "difference": 0.0,
-}
-LOST_RUN = UNHARMED_RUN | {"detection_s": 5.5, "recovery_s": 7.0}
-ENDED_RUN = UNHARMED_RUN | {"code": 9, "message": "node c did not save step 8", "detection_s": 1.0}
+LOST = {"detection_s": 5.5, "recovery_s": 7.0}
+SAID = "node c did not save step 8"
 
 
 def row(outcome: Outcome, **changes: object) -> Row:
@@ -146,26 +140,85 @@ def test_rows_name_what_there_is() -> None:
 
 
 @cases(
-    ("stated", "found", "is_resumed", "problem"),
+    ("stated", "found", "code", "is_resumed", "problem"),
     [
-        (row(UNHARMED), UNHARMED_RUN, False, ""),
-        (row(UNHARMED), LOST_RUN, False, "not unharmed"),
-        (row(UNHARMED), UNHARMED_RUN | {"difference": 1e-6}, False, "weights differ by 1e-06"),
-        (row(UNHARMED), UNHARMED_RUN | {"steps_lost": 2}, False, "2 steps are missing"),
-        (row(Outcome.WITHOUT, detected_s=8.0), LOST_RUN, False, ""),
-        (row(Outcome.WITHOUT, detected_s=5.0), LOST_RUN, False, "detected after 5.5 s, not within 5 s"),
-        (row(Outcome.WITHOUT), UNHARMED_RUN, False, "did not go on without it"),
-        (row(Outcome.WITHOUT), LOST_RUN, True, "did not go on without it"),
-        (row(Outcome.RESUMED, code=9, says="node c"), ENDED_RUN, True, ""),
-        (row(Outcome.RESUMED, code=9, says="node d"), ENDED_RUN, True, "did not end with 9 and 'node d'"),
-        (row(Outcome.RESUMED, code=4, says="node c"), ENDED_RUN, True, "did not end with 4"),
-        (row(Outcome.RESUMED, code=9, says="node c"), LOST_RUN, False, "did not end with 9"),
+        (row(UNHARMED), {}, 0, False, ""),
+        (row(UNHARMED), LOST, 0, False, "not unharmed"),
+        (row(Outcome.WITHOUT, detected_s=8.0), LOST, 0, False, ""),
+        (row(Outcome.WITHOUT, detected_s=5.0), LOST, 0, False, "detected after 5.5 s, not within 5 s"),
+        (row(Outcome.WITHOUT), {}, 0, False, "did not go on without it"),
+        (row(Outcome.WITHOUT), LOST, 0, True, "did not go on without it"),
+        (row(Outcome.RESUMED, code=9, says="node c"), {"detection_s": 1.0}, 9, True, ""),
+        (row(Outcome.RESUMED, code=9, says="node d"), {"detection_s": 1.0}, 9, True, "did not end with 9 and 'node d'"),
+        (row(Outcome.RESUMED, code=4, says="node c"), {"detection_s": 1.0}, 9, True, "did not end with 4"),
+        (row(Outcome.RESUMED, code=9, says="node c"), LOST, 9, False, "did not end with 9"),
     ],
 )
 def test_judgement_says_what_is_not_as_stated(
-    stated: Row, found: dict[str, object], is_resumed: bool, problem: str
+    stated: Row, found: dict[str, float], code: int, is_resumed: bool, problem: str
 ) -> None:
     """One line, which begins with what is wrong; none where all is as stated."""
-    problems = problems_of(stated, found, is_resumed=is_resumed)
+    problems = problems_of(stated, found, code=code, error=SAID, is_resumed=is_resumed)
     assert len(problems) == bool(problem)
     assert all(line.startswith(problem) for line in problems)
+
+
+def test_run_differs_in_weights_or_in_lines_of_its_books() -> None:
+    """What is missing or there twice is named; lines in another order are no undisturbed run's either."""
+    assert differences(1e-9, [1, 2, 3], [1, 2, 3]) == []
+    assert differences(1e-6, [1, 2, 3], [1, 2, 3]) == ["weights differ by 1e-06"]
+    assert differences(0.0, [1, 3, 3], [1, 2, 3]) == ["3 lines of books in place of 3; missing or twice: 2, 3"]
+    assert len(differences(0.0, [2, 1, 3], [1, 2, 3])) == 1
+
+
+class Rings:
+    """Rings of a bench that carry nothing out; ``made`` has the name of each, and its trials."""
+
+    def __init__(self) -> None:
+        self.made: list[list[str]] = []
+
+    @contextmanager
+    def open(self, _: Path, name: str) -> Iterator[list[str]]:
+        """The next ring."""
+        self.made.append([name])
+        yield self.made[-1]
+
+
+def case(name: str, ring: str = "still", *, is_last: bool = False, ends: bool = True) -> trust.Case:
+    """A trial that is good, or has no outcome."""
+
+    def carry_out(made: list[str]) -> Trial:
+        made.append(name)
+        if not ends:
+            raise AssertionError("the run does not end")
+        return Trial(problems=(), wall_s=2.0, figures={"deaths": len(made), "noticed_s": 1.0})
+
+    return trust.Case("fixed", name, carry_out, ring, is_last)
+
+
+def carried_out(rings: Rings, cases: list[trust.Case], *, go_on: bool = False) -> dict[str, list[Trial]]:
+    """The trials of some cases."""
+    return trust.carry_out(cases, rings.open, trust.KeptTrials("some", go_on=go_on))
+
+
+def test_cases_share_a_ring_until_one_has_no_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or is the last of its ring; what an earlier call has kept is not done again, however often a case is repeated."""
+    monkeypatch.setattr(trust, "FOLDER", tmp_path / "trials")
+    all_cases = [
+        case("a"),
+        case("b", ends=False),
+        case("c"),
+        case("c"),
+        case("d", is_last=True),
+        case("e"),
+        case("f", "moves"),
+    ]
+    rings, again = Rings(), Rings()
+    (trials,) = carried_out(rings, all_cases).values()
+    assert rings.made == [["still", "a", "b"], ["still", "c", "c", "d"], ["still", "e"], ["moves", "f"]]
+    assert [trial.problems for trial in trials if trial.problems] == [("no outcome: the run does not end",)]
+    assert carried_out(again, [*all_cases, case("c")], go_on=True)["fixed"][:-1] == trials
+    assert again.made == [["still", "c"]]
+    figures = trust.summary(trials)
+    assert (figures["trials"], figures["good"], figures["deaths"]) == (7, 6, {"sum": 15, "largest": 4})
+    assert figures["noticed_s"] == {"count": 6, "median_s": 1.0, "p95_s": 1.0, "longest_s": 1.0}
