@@ -143,20 +143,20 @@ _OLDEST_PYTHON = (3, 11)
 def check_system(*, pointer_bytes: int | None = None) -> Check:
     """Check for a 64-bit system, and warn if it is not Linux."""
     bits = 8 * (pointer_bytes or struct.calcsize("P"))
-    found = f"{platform.system()} {platform.machine()}, {bits} bit"
+    system = f"{platform.system()} {platform.machine()}, {bits} bit"
     if bits < 64:
-        return failed("system", found, "install a 64-bit system; there is no torch for 32 bit")
+        return failed("system", system, "install a 64-bit system; there is no torch for 32 bit")
     if sys.platform != "linux":
-        return warned("system", found, "only Linux is tested")
-    return passed("system", found)
+        return warned("system", system, "only Linux is tested")
+    return passed("system", system)
 
 
 def check_python(version: tuple[int, ...] = tuple(sys.version_info[:3])) -> Check:
     """Check that Python is 3.11 or newer."""
-    found = ".".join(str(part) for part in version)
+    version_text = ".".join(str(part) for part in version)
     if version[:2] < _OLDEST_PYTHON:
-        return failed("python", found, "use Python 3.11 or newer")
-    return passed("python", found)
+        return failed("python", version_text, "use Python 3.11 or newer")
+    return passed("python", version_text)
 
 
 def check_memory(*, proc: Path = PROC, cgroup: Path = CGROUP) -> Check:
@@ -164,15 +164,15 @@ def check_memory(*, proc: Path = PROC, cgroup: Path = CGROUP) -> Check:
     budget_bytes = memory_budget(proc=proc, cgroup=cgroup)
     limits = memory_limits(proc=proc, cgroup=cgroup)
     version = 2 if (cgroup / "cgroup.controllers").exists() else 1
-    found = f"{format_bytes(budget_bytes)} for a run beside {format_bytes(LIBRARY_BYTES)} for the libraries"
+    memory = f"{format_bytes(budget_bytes)} for a run beside {format_bytes(LIBRARY_BYTES)} for the libraries"
     if limits:
         tightest = min(limits, key=lambda limit: limit.free_bytes)
-        found += f"; control group v{version} allows {format_bytes(tightest.limit_bytes)}"
+        memory += f"; control group v{version} allows {format_bytes(tightest.limit_bytes)}"
     if budget_bytes < _NO_MEMORY_BYTES:
-        return failed("memory", found, "end other programs, or raise the container's limit")
+        return failed("memory", memory, "end other programs, or raise the container's limit")
     if budget_bytes < _LITTLE_MEMORY_BYTES:
-        return warned("memory", found, "a small slice fits; 'ringtune plan' says which")
-    return passed("memory", found)
+        return warned("memory", memory, "a small slice fits; 'ringtune plan' says which")
+    return passed("memory", memory)
 
 
 def check_device(*, dev: Path = Path("/dev")) -> Check:
@@ -187,19 +187,19 @@ def check_device(*, dev: Path = Path("/dev")) -> Check:
     except ImportError:
         return warned("device", "a CUDA device is here, but no torch", "install the extra node")
     if not torch.cuda.is_available():
-        found = f"a CUDA device is here, but torch {torch.__version__} sees none, so that nodes compute on the CPU"
-        return warned("device", found, "install the driver, and a torch that was built for CUDA")
+        device = f"a CUDA device is here, but torch {torch.__version__} sees none, so that nodes compute on the CPU"
+        return warned("device", device, "install the driver, and a torch that was built for CUDA")
     from edge.machine.accelerator import device_memory, multiplies_bfloat16_fast, numerics_of
 
     memory = device_memory("cuda")
     assert memory is not None  # noqa: S101 - for the type checker
     free = memory.free + CONTEXT_BYTES  # this process has a context too
     bfloat16 = "multiplies bfloat16 fast" if multiplies_bfloat16_fast("cuda") else "bfloat16 is not fast"
-    found = f"{numerics_of('cuda')}, {format_bytes(free)} of {format_bytes(memory.total)} free, {bfloat16}"
+    device = f"{numerics_of('cuda')}, {format_bytes(free)} of {format_bytes(memory.total)} free, {bfloat16}"
     if free < CONTEXT_BYTES + _LITTLE_MEMORY_BYTES:
         needs = f"end what uses it (a node takes {format_bytes(CONTEXT_BYTES)} before its slice), or use --device cpu"
-        return warned("device", found, needs)
-    return passed("device", found)
+        return warned("device", device, needs)
+    return passed("device", device)
 
 
 def check_disk(folder: Path) -> Check:
@@ -210,14 +210,14 @@ def check_disk(folder: Path) -> Check:
         sync_s = _sync_s(folder)
     except OSError as error:
         return failed(name, f"can't write to {folder}: {error.strerror}", "choose another folder with --disk")
-    found = f"{format_bytes(free_bytes)} free in {folder}, 1 MiB is safe after {format_seconds(sync_s)}"
+    space = f"{format_bytes(free_bytes)} free in {folder}, 1 MiB is safe after {format_seconds(sync_s)}"
     if free_bytes < _NO_DISK_BYTES:
-        return failed(name, found, "make room")
+        return failed(name, space, "make room")
     if free_bytes < _LITTLE_DISK_BYTES:
-        return warned(name, found, "make room for models and checkpoints")
+        return warned(name, space, "make room for models and checkpoints")
     if sync_s > _SLOW_SYNC_S:
-        return warned(name, found, "checkpoints will be slow; use a faster medium")
-    return passed(name, found)
+        return warned(name, space, "checkpoints will be slow; use a faster medium")
+    return passed(name, space)
 
 
 def _sync_s(folder: Path) -> float:
@@ -278,15 +278,15 @@ def installed(name: str) -> str | None:
 
 
 def check_packages(
-    wanted: Sequence[Requirement], extras: Sequence[str], *, find: VersionLookup = installed
+    needs: Sequence[Requirement], extras: Sequence[str], *, find: VersionLookup = installed
 ) -> list[Check]:
     """Check each package that is needed with these extras, a line each.
 
     ``extras`` are besides the packages that are always needed; ``find`` returns the version of a package by name.
     """
-    if not wanted:
+    if not needs:
         return [warned("packages", "ringtune is not installed here, only run", "pip install it to check versions")]
-    return [_check(need, find(need.name)) for extra in ("", *extras) for need in wanted if _is_of(extra, need)]
+    return [_check(need, find(need.name)) for extra in ("", *extras) for need in needs if _is_of(extra, need)]
 
 
 def _is_of(extra: str, need: Requirement) -> bool:
@@ -345,11 +345,11 @@ def check_model(folder: Path) -> list[Check]:
 
 
 def _tokenizer(folder: Path, *, has_tokens: bool) -> Check:
-    wanted = _TOKENIZERS if has_tokens else _IMAGES
-    present = [name for name in wanted if (folder / name).is_file()]
+    names = _TOKENIZERS if has_tokens else _IMAGES
+    present = [name for name in names if (folder / name).is_file()]
     if present:
         return passed("model tokenizer" if has_tokens else "model images", ", ".join(present))
-    missing = "a tokenizer" if has_tokens else wanted[0]
+    missing = "a tokenizer" if has_tokens else names[0]
     return warned("model files", f"{folder} has not {missing}", "owners of data need it: copy the whole folder")
 
 
@@ -370,17 +370,17 @@ def check_own(role: str, trust: Path | None, *, insecure: bool) -> Check:
         facts = speak_from(folder).identity.facts
     except TrustError as error:
         return failed(_NAME, str(error), _REMEDY)
-    found = f"{facts.party}, until {utc(facts.ends_unix_s)}"
+    certificate = f"{facts.party}, until {utc(facts.ends_unix_s)}"
     if time.time() > facts.renew_at_unix_s:
         late = f"it should have been renewed on {utc(facts.renew_at_unix_s)}"
-        return warned(_NAME, f"{found}; {late}", "let the node run, or a command, while the coordinator runs")
-    return passed(_NAME, found)
+        return warned(_NAME, f"{certificate}; {late}", "let the node run, or a command, while the coordinator runs")
+    return passed(_NAME, certificate)
 
 
 def _found(role: str) -> Path | None:
     """Find the folder of the identity that this machine would use for its role."""
-    own = coordinator_trust() if role == "coordinator" else node_trust(default_state(default_name()))
-    return own if has_identity(own) else find_user_trust()
+    trust = coordinator_trust() if role == "coordinator" else node_trust(default_state(default_name()))
+    return trust if has_identity(trust) else find_user_trust()
 
 
 def check_other(address: str) -> list[Check]:
@@ -461,11 +461,11 @@ def _ask(stub: control_pb2_grpc.CoordinatorStub) -> Answer:
 def judge(address: str, answer: Answer) -> list[Check]:
     """Judge a coordinator's answer: same version, a clock within a second and half the round trip, its authority."""
     reached = passed("coordinator", f"{address} answers in {format_seconds(answer.round_trip_s)}")
-    found = f"{answer.version}, here {__version__}"
+    versions = f"{answer.version}, here {__version__}"
     version = (
         passed("its version", answer.version)
         if is_compatible(answer.version)
-        else failed("its version", found, "install the same version on both; it takes no others")
+        else failed("its version", versions, "install the same version on both; it takes no others")
     )
     uncertain_s = answer.round_trip_s / 2
     ahead = "ahead" if answer.skew_s > 0 else "behind"

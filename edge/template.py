@@ -130,8 +130,8 @@ class Template:
 
     def _reap(self) -> None:
         for number, pid in tuple(self._agents.items()):
-            found, status = os.waitpid(pid, os.WNOHANG)
-            if found:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
                 del self._agents[number]
                 self._tell({"agent": number, "code": os.waitstatus_to_exitcode(status)})
 

@@ -96,7 +96,7 @@ class Carrier(Protocol):
         """Give an accepted parcel to ``node``."""
 
 
-class Message(NamedTuple):
+class TimedMessage(NamedTuple):
     """A message between nodes, with its virtual times in seconds."""
 
     key: TensorKey
@@ -146,7 +146,7 @@ class RingResult:
 
     order: dict[str, list[Action]] = field(default_factory=dict)
     spans: dict[str, list[Span]] = field(default_factory=dict)
-    messages: list[Message] = field(default_factory=list)
+    messages: list[TimedMessage] = field(default_factory=list)
     handled: dict[str, list[Handled]] = field(default_factory=dict)
     logged: list[rd.Command] = field(default_factory=list)
     finish: rd.Finish | None = None
@@ -220,7 +220,7 @@ class VirtualNode:
         return ends_s
 
 
-class Chooser(Protocol):
+class TableChooser(Protocol):
     """Scores of nodes at the end of a score turn, and the table chosen from them."""
 
     def scores(self, part: Plan, node: str, turn: Turn) -> tuple[BlockScores, ...]:
@@ -296,7 +296,7 @@ class VirtualRing:
         control_s: Callable[[str], float] = lambda node: 0.0,
         carrier: Carrier | None = None,
         wait_s: float = 1e6,
-        drop: Callable[[Message], bool] | None = None,
+        drop: Callable[[TimedMessage], bool] | None = None,
         items_ahead: int = 16,
         start: StartPoint | None = None,
         patience_evals: int = 0,
@@ -306,7 +306,7 @@ class VirtualRing:
         observer: Observer | None = None,
         record: bool = True,
         rest: Callable[[str], Rest] = lambda node: NO_REST,
-        chooser: Chooser | None = None,
+        chooser: TableChooser | None = None,
         choose_s: Callable[[], float] = lambda: 0.0,
         move_s: Callable[[rd.Move], float] = lambda move: 0.0,
         fails_to_move: Callable[[rd.Move], str] = lambda move: "",
@@ -572,7 +572,7 @@ class VirtualRing:
         now_s, source = self.clock.now_s, node.name
         arrival_s, cost = self._transport.send(key, source, target, now_s)
         if self._record or self._drop is not None:
-            message = Message(key, source, target, now_s, arrival_s)
+            message = TimedMessage(key, source, target, now_s, arrival_s)
             if self._record:
                 self.result.messages.append(message)
             if self._drop is not None and self._drop(message):

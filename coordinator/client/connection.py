@@ -28,8 +28,6 @@ from ringtune.v1 import control_pb2, control_pb2_grpc, trust_pb2, trust_pb2_grpc
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 CONNECT_S = 5.0
-_WHY_S = 1.0
-"""Deadline of a call without a connection: it fails at once with the reason, or knows of none."""
 _ASK_AGAIN_S = 0.5
 CALL_S = 10.0
 """Deadline of a call that is answered at once."""
@@ -61,27 +59,24 @@ class Connection:
         self._membership = trust_pb2_grpc.MembershipStub(self._channel)
         self._renewed_s = time.monotonic()
         try:
-            self._connect()
-            status = self._asked()
+            status = self._connect()
             require_compatible(f"coordinator {address}", status.version)
             self._renew(status)
         except BaseException:
             self.close()
             raise
 
-    def _connect(self) -> None:
-        """Wait until the coordinator answers; say why if it does not."""
+    def _connect(self) -> control_pb2.StatusReply:
+        """Wait for the first answer; say why there is none.
+
+        ``grpc.channel_ready_future`` is not used: its thread may raise when the channel is closed soon afterwards.
+        """
+        with contextlib.suppress(DeadlineError):
+            return self._asked(CONNECT_S, wait_for_ready=True)
         try:
-            grpc.channel_ready_future(self._channel).result(timeout=CONNECT_S)
-            return
-        except grpc.FutureTimeoutError:
-            pass
-        try:
-            self._stub.Status(
-                control_pb2.Empty(), timeout=CALL_S
-            )  # without a connection it fails at once, and says why
-        except grpc.RpcError as error:
-            why = handshake_problem(str(error_of_call(error, peer=self.address)), self.address, COORDINATOR)
+            return self._asked()  # without a connection it fails at once, and says why
+        except (ConnectionFailedError, DeadlineError) as error:
+            why = handshake_problem(str(error), self.address, COORDINATOR)
             if why:
                 raise TrustError(why) from error
             doctor = f"; 'ringtune doctor --coordinator {self.address}' checks clocks and certificates"
@@ -146,8 +141,10 @@ class Connection:
         self._renew(reply)
         return reply
 
-    def _asked(self) -> control_pb2.StatusReply:
-        return self._checked(lambda: self._stub.Status(control_pb2.Empty(), timeout=CALL_S))
+    def _asked(self, timeout_s: float = CALL_S, *, wait_for_ready: bool = False) -> control_pb2.StatusReply:
+        return self._checked(
+            lambda: self._stub.Status(control_pb2.Empty(), timeout=timeout_s, wait_for_ready=wait_for_ready)
+        )
 
     # ---- stored runs ------------------------------------------------------------------------------
 

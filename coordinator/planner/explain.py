@@ -171,8 +171,8 @@ def _nodes(choice: SearchChoice, plan: Plan) -> Iterator[NodeReason]:
 
 
 def _helps(plan: Plan, node: str) -> str:
-    found = plan.placement.joined_helpers(node)
-    return ", ".join(f"{plan.placement.host_of(one.start)}'s {one.text}" for one in found)
+    helpers = plan.placement.joined_helpers(node)
+    return ", ".join(f"{plan.placement.host_of(helper.start)}'s {helper.text}" for helper in helpers)
 
 
 def _reason(choice: SearchChoice, trial: RingCosts, node: int, plan: Plan) -> str:
@@ -234,27 +234,28 @@ def _second(choice: SearchChoice) -> Runner | None:
         return None
     judged = [other for other in others if other.simulated_s is not None]
     return _runner(
-        costs, min(judged or others, key=lambda one: (one.simulated_s or one.job_s, one.ring.nodes, one.ring.counts))
+        costs,
+        min(judged or others, key=lambda each: (each.simulated_s or each.job_s, each.ring.nodes, each.ring.counts)),
     )
 
 
-def _runner(costs: RingCosts, found: Candidate) -> Runner:
+def _runner(costs: RingCosts, candidate: Candidate) -> Runner:
     return Runner(
-        slices=tuple((piece.node, piece.start, piece.stop) for piece in slices_of(costs, found.ring)),
-        microbatches=found.draft.course.microbatches,
-        job_s=found.job_s,
-        simulated_s=found.simulated_s,
+        slices=tuple((piece.node, piece.start, piece.stop) for piece in slices_of(costs, candidate.ring)),
+        microbatches=candidate.draft.course.microbatches,
+        job_s=candidate.job_s,
+        simulated_s=candidate.simulated_s,
     )
 
 
-def explanation_text(found: Explanation) -> list[str]:
+def explanation_text(explanation: Explanation) -> list[str]:
     """Write an explanation as lines."""
     seconds: Callable[[float], str] = format_seconds
-    if found.relative:
+    if explanation.relative:
         seconds = "{:.4g} block times".format
-    width = max(len(node.node) for node in found.nodes)
+    width = max(len(node.node) for node in explanation.nodes)
     lines = ["why:"]
-    for node in found.nodes:
+    for node in explanation.nodes:
         budget = f"{format_bytes(node.needed_bytes)} of {format_bytes(node.budget_bytes)}"
         helps = f", fits adapters of {node.helps}" if node.helps else ""
         if not node.reason:
@@ -264,41 +265,41 @@ def explanation_text(found: Explanation) -> list[str]:
             lines.append(f"  {node.node:<{width}}  hosts nothing{owns}{helps}, {budget}: {node.reason}")
         else:
             lines.append(f"  {node.node:<{width}}  left out: {node.reason}")
-    lines += found.activations.lines() if found.activations is not None else []
-    lines += found.helping.lines(seconds) if found.helping is not None else []
-    lines.append(f"  turns in the order {', '.join(found.initiators)}")
+    lines += explanation.activations.lines() if explanation.activations is not None else []
+    lines += explanation.helping.lines(seconds) if explanation.helping is not None else []
+    lines.append(f"  turns in the order {', '.join(explanation.initiators)}")
     lines.append(
-        f"  {found.microbatches} micro-batches, {found.credits} credits a link and boundary, "
-        f"{found.wire_dtype} on the wire"
+        f"  {explanation.microbatches} micro-batches, {explanation.credits} credits a link and boundary, "
+        f"{explanation.wire_dtype} on the wire"
     )
-    lines += [found.frozen] if found.frozen else []
-    lines += found.operations.lines(seconds) if found.operations is not None else []
-    lines += [balance_line(*found.equal, seconds)] if found.equal is not None else []
-    lines += found.phases.lines(seconds) if found.phases is not None else []
-    if found.replicas is not None:
-        lines += found.replicas.lines(seconds)
-        if found.replicas.is_taken:
+    lines += [explanation.frozen] if explanation.frozen else []
+    lines += explanation.operations.lines(seconds) if explanation.operations is not None else []
+    lines += [balance_line(*explanation.equal, seconds)] if explanation.equal is not None else []
+    lines += explanation.phases.lines(seconds) if explanation.phases is not None else []
+    if explanation.replicas is not None:
+        lines += explanation.replicas.lines(seconds)
+        if explanation.replicas.is_taken:
             return lines
     lines += [
-        f"  {_depth_text(each.depth, found.lowest_of)}: {each.steps} steps of {seconds(each.step_s)}"
-        for each in found.depths
+        f"  {_depth_text(each.depth, explanation.lowest_of)}: {each.steps} steps of {seconds(each.step_s)}"
+        for each in explanation.depths
     ]
-    simulated = "" if found.simulated_s is None else f", {seconds(found.simulated_s)} by the simulator"
-    lines.append(f"  all steps: {seconds(found.job_s)} by the formula{simulated}")
-    if found.cut_after_s is not None:
-        lines.append(f"  cut after {found.cut_after_s:g} s (runtime.plan_s): the best plan found so far")
-    if found.even:
+    simulated = "" if explanation.simulated_s is None else f", {seconds(explanation.simulated_s)} by the simulator"
+    lines.append(f"  all steps: {seconds(explanation.job_s)} by the formula{simulated}")
+    if explanation.cut_after_s is not None:
+        lines.append(f"  cut after {explanation.cut_after_s:g} s (runtime.plan_s): the best plan found so far")
+    if explanation.even:
         lines.append("  the nodes are alike, so slices are even; no other plan is predicted to be much faster")
-    elif found.proven:
+    elif explanation.proven:
         lines.append("  proven: by the formula no other plan with these micro-batches is faster")
-    if found.second is not None:
-        slices = ", ".join(f"{node} [{start}, {stop})" for node, start, stop in found.second.slices)
-        name, times = _second_name(found), _times(found.second, seconds)
-        lines.append(f"  {name}: {slices} with {found.second.microbatches} micro-batches: {times}")
-        if found.unsettled is not None:
+    if explanation.second is not None:
+        slices = ", ".join(f"{node} [{start}, {stop})" for node, start, stop in explanation.second.slices)
+        name, times = _second_name(explanation), _times(explanation.second, seconds)
+        lines.append(f"  {name}: {slices} with {explanation.second.microbatches} micro-batches: {times}")
+        if explanation.unsettled is not None:
             lines.append(
                 "    both were compared before their operations were settled with their slices; there the chosen one "
-                f"takes {_times(found.unsettled, seconds)}"
+                f"takes {_times(explanation.unsettled, seconds)}"
             )
     return lines
 
@@ -310,14 +311,14 @@ def _depth_text(depth: int, lowest_of: int | None) -> str:
     return f"backward to block {lowest_of - depth}" if depth else "no backward below the head"
 
 
-def _second_name(found: Explanation) -> str:
+def _second_name(explanation: Explanation) -> str:
     """Name the other plan: it may be the faster one where alike nodes have even slices."""
-    second = found.second
-    if second is None or found.simulated_s is not None or second.simulated_s is not None:
+    second = explanation.second
+    if second is None or explanation.simulated_s is not None or second.simulated_s is not None:
         return "second best"
-    return "not much faster, so not taken" if found.even and second.job_s < found.job_s else "second best"
+    return "not much faster, so not taken" if explanation.even and second.job_s < explanation.job_s else "second best"
 
 
-def _times(one: Runner, seconds: Callable[[float], str]) -> str:
-    judged = "" if one.simulated_s is None else f", {seconds(one.simulated_s)} by the simulator"
-    return f"{seconds(one.job_s)} by the formula{judged}"
+def _times(runner: Runner, seconds: Callable[[float], str]) -> str:
+    judged = "" if runner.simulated_s is None else f", {seconds(runner.simulated_s)} by the simulator"
+    return f"{seconds(runner.job_s)} by the formula{judged}"

@@ -70,7 +70,7 @@ def require_profile_place(path: Path) -> None:
     _require_own(
         path,
         "profile that 'ringtune measure' saved",
-        lambda found: found.keys() == {"schema", "nodes", "links"} and isinstance(found["nodes"], list),
+        lambda table: table.keys() == {"schema", "nodes", "links"} and isinstance(table["nodes"], list),
     )
 
 
@@ -158,8 +158,8 @@ def require_plan_place(path: Path) -> None:
     _require_own(
         path,
         "plan as 'ringtune plan' saved it",
-        lambda found: (
-            found.get("event") == "plan" and isinstance(found.get("plan"), dict) and "digest" in found["plan"]
+        lambda table: (
+            table.get("event") == "plan" and isinstance(table.get("plan"), dict) and "digest" in table["plan"]
         ),
     )
 
@@ -168,8 +168,8 @@ def _require_own(path: Path, what: str, is_own: Callable[[Mapping[str, Any]], bo
     """Refuse a path with a file that ``is_own`` does not accept, or with a file of a run."""
 
     def is_table(path: Path) -> bool:
-        found = read_json(path)
-        return isinstance(found, Mapping) and is_own(found)
+        table = read_json(path)
+        return isinstance(table, Mapping) and is_own(table)
 
     require_own(path, what, is_table)
     if os.path.lexists(path) and is_claimed(path.parent, "run"):
@@ -240,12 +240,12 @@ def _check_rows(plan: Plan, facts: Mapping[str, NodeFacts]) -> None:
             check_same_users(owner, facts[node], "the plan says", f"give it the same data, or {ANEW}")
 
 
-def _check_course(plan: Plan, wanted: Course) -> None:
+def _check_course(plan: Plan, drafted: Course) -> None:
     """Refuse a course that differs from the job's in anything that the planner may not choose."""
-    course, wanted = plan.course, wanted.fitted(plan.placement.slices)
+    course, drafted = plan.course, drafted.fitted(plan.placement.slices)
     chosen = {*_CHOSEN, *(name for technique in TECHNIQUES for name in technique.course_fields)}
     for name in [entry.name for entry in dataclasses.fields(course) if entry.compare and entry.name not in chosen]:
-        has, says = getattr(course, name), getattr(wanted, name)
+        has, says = getattr(course, name), getattr(drafted, name)
         if has != says:
             key = _JOB_KEYS.get(name, f"train.{name}")
             raise PlanError(f"the plan has {name} = {has}, the job says {says} ({key}); change it, or {ANEW}")

@@ -150,7 +150,7 @@ def _where_it_fits(drafts: Sequence[Draft], profile: Profile, placed: _Placing, 
         return None
     settings = drafts[0].helper_settings
     for host in list(helpers_by_host(planned.plan)):
-        fewer = {one: helper for one, helper in helpers_by_host(planned.plan).items() if one != host}
+        fewer = {name: helper for name, helper in helpers_by_host(planned.plan).items() if name != host}
         with contextlib.suppress(CapacityError, StorageError):
             planned = planned.moved_to(helped(planned.plan, fewer, settings), fitting)
     taken = helpers_by_host(planned.plan)
@@ -231,7 +231,7 @@ class _Trials:
             best_s, (at, best) = ranking.ranked[0]
             if best_s < before_s and best_s <= worth * before_s:
                 taken, self.best_s, self.best = at, best_s, best
-        self.trials += [dataclasses.replace(one, is_taken=at == taken) for at, one in enumerate(trials)]
+        self.trials += [dataclasses.replace(each, is_taken=at == taken) for at, each in enumerate(trials)]
 
     def _seconds(self, planned: Planned) -> float | None:
         """Seconds of all steps by the simulator; None if the time is over, or its limit of actions is too low."""

@@ -124,17 +124,17 @@ def starts(costs: RingCosts, lacking: MemoryShortfall, max_hosts: int) -> list[R
     num_blocks = costs.stop - costs.first
     rankings = {tuple(sorted(nodes, key=lambda node: (block_s[node], node))), tuple(ranked_nodes(costs))}
     caps = [_cap(costs, lacking, node) for node in nodes]
-    found: dict[Ring, None] = {}
+    rings: dict[Ring, None] = {}
     for ranking in sorted(rankings):
         for num_hosts in _sizes(min(max_hosts, costs.num_nodes, num_blocks)):
             counts = greedy_split(ranking[:num_hosts], block_s, caps, num_blocks)
             hosts = [node for node in ranking[:num_hosts] if counts[node]]
             near = nearest_chain(
-                hosts[0], hosts, lambda one, other: costs.hidden_s[one][other] + costs.grad_s[other][one]
+                hosts[0], hosts, lambda first, other: costs.hidden_s[first][other] + costs.grad_s[other][first]
             )
             for order in (hosts, hosts[::-1], near):
-                found[Ring(nodes=tuple(order), counts=tuple(counts[node] for node in order))] = None
-    return list(found)
+                rings[Ring(nodes=tuple(order), counts=tuple(counts[node] for node in order))] = None
+    return list(rings)
 
 
 def ranked_nodes(costs: RingCosts) -> list[int]:
@@ -146,7 +146,7 @@ def ranked_nodes(costs: RingCosts) -> list[int]:
 
 
 def _block_s(costs: RingCosts) -> list[float]:
-    return [one + other for one, other in zip(costs.graph_s, costs.backward_s, strict=True)]
+    return [graph_s + other for graph_s, other in zip(costs.graph_s, costs.backward_s, strict=True)]
 
 
 def greedy_split(
@@ -309,10 +309,10 @@ class _Local:
             return
         current = best = min((self._climb(ring) for _, ring in ranked[:4]), key=_by_value)
         while True:
-            found = self._climb(self._kicked(current[1]))
-            if found[0][0] < current[0][0] or found[0] <= (current[0][0], current[0][1] * 1.005):
-                current = found
-            best = min(best, found, key=_by_value)
+            local = self._climb(self._kicked(current[1]))
+            if local[0][0] < current[0][0] or local[0] <= (current[0][0], current[0][1] * 1.005):
+                current = local
+            best = min(best, local, key=_by_value)
             if current[0] > (best[0][0], best[0][1] * 1.02):
                 current = best
 
@@ -405,9 +405,9 @@ class _Local:
                 candidate = applied(ring, move)
                 if candidate is None:
                     continue
-                found = self._evaluated(candidate, (value[0], value[1] * _BETTER))
-                if found is not None:
-                    ring, value, improved = candidate, found, True
+                better = self._evaluated(candidate, (value[0], value[1] * _BETTER))
+                if better is not None:
+                    ring, value, improved = candidate, better, True
         return value, ring
 
     def _free(self, ring: Ring) -> list[int]:

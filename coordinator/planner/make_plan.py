@@ -280,7 +280,7 @@ def make_plan(
 
     def place(course: Course) -> Planned:
         choices = [dataclasses.replace(draft, course=course).with_choices(*pair) for pair in pairs]
-        choices = [way for one in choices for way in _with_room_for_copies(job, one, facts)]
+        choices = [way for choice in choices for way in _with_room_for_copies(job, choice, facts)]
         is_last = course is ways[-1]  # only its refusal lists remedies
 
         def placed(drafts: Sequence[Draft]) -> Planned:
@@ -335,7 +335,7 @@ def _placed(
 
         def placed(other: Job) -> Planned:
             short = dataclasses.replace(effort, judged_actions=0, seconds=min(effort.seconds, _REMEDY_S), ends_s=None)
-            saving = [as_job_says(other, one, model, nodes) for one in drafts]
+            saving = [as_job_says(other, draft, model, nodes) for draft in drafts]
             return _placed(other, saving, profile, facts, short, is_alike=is_alike, has_remedies=False)
 
         nodes = [facts[name] for name in sorted(facts)]

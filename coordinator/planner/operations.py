@@ -62,21 +62,21 @@ def with_fitting_operations(
         JobError: no draft is left, because of the counts.
         PlanError: no draft is left, because of given tables.
     """
-    found, errors = [], dict[int, JobError | PlanError]()
+    fitting, errors = [], dict[int, JobError | PlanError]()
     for draft in drafts:
         try:
-            found.append(with_operations(job, draft, model, profile))
+            fitting.append(with_operations(job, draft, model, profile))
         except (JobError, PlanError) as error:
             errors.setdefault(draft.course.microbatches, error)
-    if not found:
+    if not fitting:
         raise next(iter(errors.values()))
     notes = [f"{count} micro-batches were not tried: {error}" for count, error in errors.items()]
-    if found[0].course.choice is not None and operations_of(job) != job.operations:
+    if fitting[0].course.choice is not None and operations_of(job) != job.operations:
         notes.append(
             f"operations are chosen by scores of adapters (operations.scores = {ScoredWeights.ADAPTER.value!r}): base "
             f"weights in {job.runtime.frozen} (runtime.frozen) have no gradients"
         )
-    return found, tuple(notes)
+    return fitting, tuple(notes)
 
 
 def settled(job: Job, plan: Plan, model: ModelFacts, profile: Profile) -> Plan:
@@ -136,11 +136,11 @@ def block_costs(course: Course, profile: Profile) -> dict[str, tuple[float, floa
         lowest = top if op is Op.FORWARD_FREE else 0
         return costs.nodes[node].seconds(op, 1, 2, size=size, lowest=lowest, kind=StepKind.TRAIN) / rows
 
-    found = {}
+    costs_of = {}
     for node in costs.nodes:
         forward_s = seconds(node, Op.FORWARD_FREE)
-        found[node] = (forward_s, max(0.0, seconds(node, Op.FORWARD) + seconds(node, Op.BACKWARD) - forward_s))
-    return found
+        costs_of[node] = (forward_s, max(0.0, seconds(node, Op.FORWARD) + seconds(node, Op.BACKWARD) - forward_s))
+    return costs_of
 
 
 def _mean(costs: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
@@ -222,8 +222,8 @@ def explain_operations(plan: Plan, profile: Profile, *, optimizer: str = "adamw"
     costs = CourseCosts.of(plan, profile)
     turn = _last_steps(soonest)
     done, full = (
-        total(each for item in items(one.course, turn) for each in done_of(one, item, costs).values())
-        for one in (with_table, all_full(soonest))
+        total(each for item in items(run.course, turn) for each in done_of(run, item, costs).values())
+        for run in (with_table, all_full(soonest))
     )
     choice = course.choice if course.operations is None else None
     passes = score_passes(course)
@@ -262,11 +262,11 @@ def _last_steps(plan: Plan) -> Turn:
 def _counts(plan: Plan, choice: Choice) -> tuple[NodeCounts, ...]:
     if not choice.capacities:
         return ()
-    rows, found = plan.course.batch_size / plan.course.microbatches, []
+    rows, counts = plan.course.batch_size / plan.course.microbatches, []
     for host in plan.placement.hosts:
         each = choice.capacity(host.start)
         both = each.forward + each.backward
-        found.append(
+        counts.append(
             NodeCounts(
                 node=host.node,
                 full=each.full / both / rows,
@@ -274,7 +274,7 @@ def _counts(plan: Plan, choice: Choice) -> tuple[NodeCounts, ...]:
                 forward_share=each.forward / both,
             )
         )
-    return tuple(found)
+    return tuple(counts)
 
 
 def balance_line(own_s: float, equal_s: float, seconds: Callable[[float], str]) -> str:

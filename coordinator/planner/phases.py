@@ -122,16 +122,16 @@ def choose_phases(
     caps = MemoryCaps(draft, profile.by_name)
     with_replicas = job.may_have_replicas and not plan.placement.helpers
     others = candidates(draft, costs, caps, with_replicas=with_replicas, clock=clock)
-    plans = {plan: None} | dict.fromkeys(one for one in others if one.course == plan.course)
+    plans = {plan: None} | dict.fromkeys(each for each in others if each.course == plan.course)
     starts, step_s = _starts(plan, costs), _StepTimes()
 
-    def seconds(one: Plan) -> float:
-        step_s[one] = simulated_step_times(one, profile, costs)
-        return _steps_s(step_s[one], starts)
+    def seconds(each: Plan) -> float:
+        step_s[each] = simulated_step_times(each, profile, costs)
+        return _steps_s(step_s[each], starts)
 
     ranking = Ranking(seconds, lambda: bool(step_s) and clock.is_over()).judge_all(list(plans)[:_MOST])
     fixed_s, best = ranking.ranked[0]
-    moves_s = {(one, other): _moving_s(profile, caps, one, other) for one in step_s for other in step_s}
+    moves_s = {(each, other): _moving_s(profile, caps, each, other) for each in step_s for other in step_s}
     moving_s, way = _best_way(step_s, starts, moves_s)
     phases = tuple(_phases(way, starts, step_s, best, moves_s))
     is_taken = len(phases) > 1 and moving_s <= WORTH * fixed_s
@@ -157,7 +157,7 @@ def _moving_s(profile: Profile, caps: MemoryCaps, before: Plan, after: Plan) -> 
         {node: caps.estimate(before, node) for node in before.nodes},
         {node: caps.estimate(after, node) for node in after.nodes},
     )
-    if any(one.total_bytes > caps.facts[node].memory_bytes for node, one in needs.items()):
+    if any(need.total_bytes > caps.facts[node].memory_bytes for node, need in needs.items()):
         return float("inf")
     return move_s(before.placement, after.placement, profile.nodes[0])
 
@@ -178,18 +178,18 @@ def _refusal_reason(plan: Plan, activations: str) -> str:
 
 def _starts(plan: Plan, costs: RingCosts) -> list[_Stretch]:
     """Return the stretches of turns, by the depth of the first step of each turn."""
-    course, found = plan.course, list[_Stretch]()
+    course, stretches = plan.course, list[_Stretch]()
     turns = range(0, course.num_steps, course.local_iterations)
     steps_at = [(turn, len(course.method.trained(course, step).blocks)) for turn, step in enumerate(turns)]
     for turn, depth in steps_at:
         step = turn * course.local_iterations
         length = min(course.local_iterations, course.num_steps - step)
         depth = min(costs.depths, key=lambda known: abs(known - depth))
-        if found and found[-1].depth == depth:
-            found[-1] = found[-1]._replace(steps=found[-1].steps + length)
+        if stretches and stretches[-1].depth == depth:
+            stretches[-1] = stretches[-1]._replace(steps=stretches[-1].steps + length)
         else:
-            found.append(_Stretch(depth, turn, step, length))
-    return found
+            stretches.append(_Stretch(depth, turn, step, length))
+    return stretches
 
 
 def _steps_s(step_s: Mapping[int, float], starts: Sequence[_Stretch]) -> float:
@@ -198,17 +198,17 @@ def _steps_s(step_s: Mapping[int, float], starts: Sequence[_Stretch]) -> float:
 
 def _best_way(step_s: _StepTimes, starts: Sequence[_Stretch], moves_s: _MoveTimes) -> tuple[float, list[Plan]]:
     """Return the least seconds of steps and moves, and the plan for each stretch that gives them."""
-    ways = [(_steps_s(own, starts[:1]), [one]) for one, own in step_s.items()]
+    ways = [(_steps_s(seconds_at, starts[:1]), [plan]) for plan, seconds_at in step_s.items()]
     for stretch in starts[1:]:
         ways = [
             min(
                 (
-                    (seconds + moves_s[way[-1], one] + stretch.steps * own[stretch.depth], [*way, one])
+                    (seconds + moves_s[way[-1], plan] + stretch.steps * seconds_at[stretch.depth], [*way, plan])
                     for seconds, way in ways
                 ),
                 key=lambda pair: pair[0],
             )
-            for one, own in step_s.items()
+            for plan, seconds_at in step_s.items()
         ]
     return min(ways, key=lambda pair: pair[0])
 
@@ -232,11 +232,11 @@ def _phases(
 def _moving(way: Sequence[Plan], starts: Sequence[_Stretch]) -> Plan:
     """Make the plan with a placement for each phase of a way."""
     placements: list[Placement] = []
-    for one, stretch in zip(way, starts, strict=True):
-        if placements and placements[-1].slices == one.placement.slices:
+    for plan, stretch in zip(way, starts, strict=True):
+        if placements and placements[-1].slices == plan.placement.slices:
             continue
         placements.append(
-            dataclasses.replace(one.placement, placement_number=len(placements), first_turn=stretch.first_turn)
+            dataclasses.replace(plan.placement, placement_number=len(placements), first_turn=stretch.first_turn)
         )
     return Plan(way[0].course, tuple(placements))
 
@@ -275,6 +275,6 @@ def _masked(costs: RingCosts) -> Iterator[RingCosts]:
     depths = costs.depths
     count = min(_STRETCHES, len(depths))
     for at in range(count):
-        own = depths[at * len(depths) // count : (at + 1) * len(depths) // count]
-        steps = tuple(steps if depth in own else 0 for depth, steps in enumerate(costs.steps_at))
+        part_depths = depths[at * len(depths) // count : (at + 1) * len(depths) // count]
+        steps = tuple(steps if depth in part_depths else 0 for depth, steps in enumerate(costs.steps_at))
         yield dataclasses.replace(costs, steps_at=steps)

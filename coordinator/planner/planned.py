@@ -67,18 +67,18 @@ class HelpersReason:
     def lines(self, seconds: Callable[[float], str]) -> list[str]:
         """Write the trials as lines of an explanation."""
         lines = ['  helpers (offload.mode = "auto"):' + (f" {self.note}" if self.note else "")]
-        return lines + [f"    {one.helper} for {one.host}: {self._end(one, seconds)}" for one in self.trials]
+        return lines + [f"    {trial.helper} for {trial.host}: {self._end(trial, seconds)}" for trial in self.trials]
 
-    def _end(self, one: Trial, seconds: Callable[[float], str]) -> str:
-        if one.full:
-            return f"it does not fit: {one.full}"
+    def _end(self, trial: Trial, seconds: Callable[[float], str]) -> str:
+        if trial.full:
+            return f"it does not fit: {trial.full}"
         if self.is_needed:
-            end = "taken" if one.is_taken else "not taken, as another one is faster"
-            return end if one.with_s is None else f"{seconds(one.with_s)} for all steps: {end}"
-        if one.with_s is None or one.without_s is None:
+            end = "taken" if trial.is_taken else "not taken, as another one is faster"
+            return end if trial.with_s is None else f"{seconds(trial.with_s)} for all steps: {end}"
+        if trial.with_s is None or trial.without_s is None:
             return "taken, so that every slice fits"
-        end = "taken" if one.is_taken else "not taken" if one.with_s < one.without_s else "it does not pay"
-        return f"{seconds(one.with_s)} for all steps, {seconds(one.without_s)} without: {end}"
+        end = "taken" if trial.is_taken else "not taken" if trial.with_s < trial.without_s else "it does not pay"
+        return f"{seconds(trial.with_s)} for all steps, {seconds(trial.without_s)} without: {end}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -351,7 +351,7 @@ def _numbered(job: Job, planned: Planned, facts: Mapping[str, NodeFacts], fittin
         return _as_said(planned, fitting, copies=True)
     plan = planned.plan.with_copies(True, number, racks_of(facts[node] for node in sorted(facts)))
     copied = planned if plan == planned.plan else planned.moved_to(plan, fitting)
-    few = dict.fromkeys(node for one in plan.placements for node in shared_racks(plan.course, one))
+    few = dict.fromkeys(node for placement in plan.placements for node in shared_racks(plan.course, placement))
     if not few:
         return copied
     said = (
@@ -365,7 +365,7 @@ def _without(job: Job, planned: Planned, facts: Mapping[str, NodeFacts], fitting
     """Return the plan without copies, with the reason and the bytes that they would take."""
     plan, course = planned.plan, planned.plan.course
     sizes = Sizes.of_job(job, course, facts[plan.nodes[0]])
-    most = max(end_of_turn_bytes(course, Share.of(plan, one), sizes) for one in plan.nodes)
+    most = max(end_of_turn_bytes(course, Share.of(plan, name), sizes) for name in plan.nodes)
     kind, each = ("checkpoints", "checkpoint") if course.method.full_parameters else ("trained blocks", "turn")
     can_resume = "; the run can be resumed from checkpoints on the disks" * bool(course.checkpoint_every)
     said = f"no copies of {kind} are kept, {format_bytes(most)} a {each} at most: {why}{can_resume}"

@@ -54,12 +54,12 @@ def placed_without(
         choice = choose_plan([draft], living, effort=effort)
         if choice is None:
             continue
-        found = plan_of(choice.best.draft, choice.costs, choice.best.ring).placement
-        helpers = _helpers(part.course, found, draft.helper_of)
+        new = plan_of(choice.best.draft, choice.costs, choice.best.ring).placement
+        helpers = _helpers(part.course, new, draft.helper_of)
         if needs_helpers and not _are_whole(part.course, helpers):
             continue
         placed = dataclasses.replace(
-            placement, slices=found.slices, credits=found.credits, helpers=helpers, racks=_racks(placement, profile)
+            placement, slices=new.slices, credits=new.credits, helpers=helpers, racks=_racks(placement, profile)
         )
         alone = Plan.of(part.course, dataclasses.replace(placed, placement_number=0, first_turn=0))
         try:
@@ -80,7 +80,7 @@ def _racks(placement: Placement, profile: Profile) -> tuple[Rack, ...]:
 
 def _are_whole(course: Course, helpers: Sequence[Helper]) -> bool:
     """Whether each block that helpers fit by the course has one."""
-    helped = {block for one in helpers for block in range(one.start, one.stop)}
+    helped = {block for helper in helpers for block in range(helper.start, helper.stop)}
     return course.offload is None or all(block in helped for part in course.offload.blocks for block in range(*part))
 
 
@@ -195,8 +195,8 @@ def replanned(
 
 def _helpers(course: Course, placement: Placement, helper_of: Mapping[str, str]) -> tuple[Helper, ...]:
     """Return the helpers of hosts for their blocks without projections, of which the course has hosts train."""
-    found = helpers_of(course, placement.hosts, helper_of)
-    return tuple(one for one in found if not in_ranges(one.start, course.projected))
+    helpers = helpers_of(course, placement.hosts, helper_of)
+    return tuple(helper for helper in helpers if not in_ranges(helper.start, course.projected))
 
 
 def _others(

@@ -321,7 +321,7 @@ def _options(drafts: Sequence[Draft], profile: Profile, is_over: Callable[[], bo
         def exchange_s(nodes: Sequence[int], blocks: int) -> float:
             """Seconds in which the slowest node sends its sums to every other one, one after the other."""
             names = [costs.names[node] for node in nodes]  # noqa: B023
-            sent = ([links.get((one, other)) for other in names if other != one] for one in names)
+            sent = ([links.get((name, other)) for other in names if other != name] for name in names)
             return max(sum(link.seconds(blocks * block_bytes) for link in row if link) for row in sent)  # noqa: B023
 
         rooms = [tables.caps.max_blocks(name) for name in costs.names]

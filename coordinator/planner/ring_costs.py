@@ -52,13 +52,13 @@ def steps_by_depth(course: Course) -> tuple[int, ...]:
 def step_kinds(course: Course) -> dict[int, tuple[int, Units]]:
     """Return depth -> (number of steps, units that train at the first of them)."""
     method = course.method.expected()
-    found: dict[int, tuple[int, Units]] = {}
+    kinds: dict[int, tuple[int, Units]] = {}
     for step in range(course.num_steps) or range(1):
         units = method.trained(course, step)
         depth = depth_of(units)
-        count, first = found.get(depth, (0, units))
-        found[depth] = (count + 1, first)
-    return found
+        count, first = kinds.get(depth, (0, units))
+        kinds[depth] = (count + 1, first)
+    return kinds
 
 
 def depth_of(units: Units) -> int:
@@ -106,14 +106,14 @@ class PatternShares(NamedTuple):
     def weights(self, seconds: Callable[[str], float]) -> tuple[float, ...]:
         """Cumulative sums, from 0, of each block's seconds over those of the mean block; empty if all are alike."""
         mean_s = self.mean_s(seconds)
-        found = [
+        weights_of = [
             sum(share * seconds(pattern) for pattern, share in of_block.items()) / mean_s if mean_s > 0 else 1.0
             for of_block in self.of_blocks
         ]
-        if max(found) - min(found) < _ALIKE:
+        if max(weights_of) - min(weights_of) < _ALIKE:
             return ()
         sums = [0.0]
-        for weight in found:
+        for weight in weights_of:
             sums.append(sums[-1] + weight)
         return tuple(sums)
 
@@ -170,7 +170,7 @@ def _rows_by_share(course: Course) -> dict[str, float]:
 
     The row of a micro-batch that takes no part has shortcuts in blocks that never train, too.
     """
-    table, found = expected_table(course), dict[str, float]()
+    table, by_row = expected_table(course), dict[str, float]()
     idle = SHORTCUT * (len(course.trainable.blocks) * table.subnets)
     weights = dict(zip((owner.node for owner in course.owners), shares(course.owners, course.turns), strict=True))
     batches = {owner.node: num_batches(owner.train_rows, course.batch_size) for owner in course.owners}
@@ -178,11 +178,11 @@ def _rows_by_share(course: Course) -> dict[str, float]:
         each = weights[entry.owner] / (batches[entry.owner] * table.passes * len(entry.rows))
         for row in entry.rows:
             known = SHORTCUT * len(row) if row.endswith(idle) else row
-            found[known] = found.get(known, 0.0) + each
-    left = 1.0 - sum(found.values())
+            by_row[known] = by_row.get(known, 0.0) + each
+    left = 1.0 - sum(by_row.values())
     if left > _ALIKE:
-        found[""] = left
-    return found
+        by_row[""] = left
+    return by_row
 
 
 def _visits(rows: Mapping[str, float], subnets: int, num_blocks: int) -> Visits:
@@ -191,14 +191,14 @@ def _visits(rows: Mapping[str, float], subnets: int, num_blocks: int) -> Visits:
     passed = [(row, share) for row, share in passed if SHORTCUT in row]
     if not passed:
         return ()
-    found = [[1.0] * (num_blocks + 1) for _ in range(num_blocks)]
+    visits = [[1.0] * (num_blocks + 1) for _ in range(num_blocks)]
     for row, share in passed:
         for start in range(num_blocks):
             stop = start
             while stop < num_blocks and row[stop] == SHORTCUT:
                 stop += 1
-                found[start][stop] -= share
-    return tuple(tuple(max(0.0, value) for value in line) for line in found)
+                visits[start][stop] -= share
+    return tuple(tuple(max(0.0, value) for value in line) for line in visits)
 
 
 Row = tuple[float, ...]

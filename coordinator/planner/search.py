@@ -197,7 +197,7 @@ class _Places(NamedTuple):
     ) -> LocalResult:
         """Search locally within a share of the time left; note it if the clock ended the search."""
         names, clock = self.costs.names, self.clock
-        found = search_local(
+        local = search_local(
             costs,
             lambda node, *where: self.caps.lacking(names[node], *where),
             Budget(evaluations=evaluations, seconds=share * clock.left_s(), now_s=clock.now_s),
@@ -206,10 +206,10 @@ class _Places(NamedTuple):
             max_hosts=self.draft.course.method.max_hosts,
             construct=construct,
         )
-        self.effort.counts["layouts"] += found.evaluations
-        if found.was_cut:
+        self.effort.counts["layouts"] += local.evaluations
+        if local.was_cut:
             clock.note_cut()
-        return found
+        return local
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -248,19 +248,19 @@ def searched(
         if not all(caps.fits_empty(owner.node) for owner in draft.course.owners):
             continue
         places = _Places(narrowed, with_saving(costs, caps), caps, task.effort, clock)
-        found = _search(places, is_thorough=is_thorough, known=known)
-        if found.pool and (best is None or found.pool[0][0] < best.pool[0][0] * (1 - _BETTER)):
-            best = found
+        result = _search(places, is_thorough=is_thorough, known=known)
+        if result.pool and (best is None or result.pool[0][0] < best.pool[0][0] * (1 - _BETTER)):
+            best = result
         if best is not None and not _saves(best):
             return best
     return best
 
 
-def _saves(found: SearchResult) -> bool:
+def _saves(result: SearchResult) -> bool:
     """Whether ``auto`` makes a slice of the best ring save activations."""
-    if found.draft.saving.name != AUTO:
+    if result.draft.saving.name != AUTO:
         return False
-    return any(saving != KEEPS_ALL for saving in _savings(found.costs, found.pool[0][1]).values())
+    return any(saving != KEEPS_ALL for saving in _savings(result.costs, result.pool[0][1]).values())
 
 
 def with_saving(costs: RingCosts, caps: MemoryCaps) -> RingCosts:
@@ -277,8 +277,8 @@ def _search(places: _Places, *, is_thorough: bool, known: tuple[Ring, ...]) -> S
     if costs.num_nodes <= _FEW_NODES and num_blocks <= _FEW_BLOCKS:
         most = max(1, effort.evaluations // 2) if is_thorough else few
         evaluations = min(most, _EVALUATIONS_EACH * costs.num_nodes * num_blocks)
-        found = places.search(costs, evaluations, known=known)
-        return SearchResult(draft=draft, costs=costs, caps=caps, pool=found.pool, proven=found.is_complete)
+        rings = places.search(costs, evaluations, known=known)
+        return SearchResult(draft=draft, costs=costs, caps=caps, pool=rings.pool, proven=rings.is_complete)
     coarse = with_mean_owner(with_fewer_depths(costs, _COARSE_DEPTHS))
     local = places.search(coarse, effort.evaluations, share=0.75, known=known)
     whole = sorted(((job_s(costs, ring), ring) for _, ring in local.pool[:20]), key=_by_time)
@@ -379,10 +379,10 @@ def _chosen(drafts: Sequence[Draft], task: Task, *, alike: bool) -> Choice | Non
     """Search each draft briefly, then the best one thoroughly from its ring on, unless every ring was evaluated."""
     is_single, share = len(drafts) == 1, _SHARE_OF_SEARCHES / len(drafts)
     tried = [searched(draft, task, task.clock.part(share), is_thorough=is_single) for draft in drafts]
-    found = [each for each in tried if each is not None]
-    if not found:
+    results = [each for each in tried if each is not None]
+    if not results:
         return None
-    choice = _best_of(found, task, alike=alike)
+    choice = _best_of(results, task, alike=alike)
     best = choice.best
     if is_single or choice.even or choice.proven:
         return choice
@@ -390,24 +390,24 @@ def _chosen(drafts: Sequence[Draft], task: Task, *, alike: bool) -> Choice | Non
     closer = searched(best.draft, task, part, is_thorough=True, known=(best.ring,))
     if closer is None or closer.pool[0][0] >= best.job_s * (1 - 1e-9):
         return choice
-    return _best_of([each for each in found if each.draft is not best.draft] + [closer], task, alike=alike)
+    return _best_of([each for each in results if each.draft is not best.draft] + [closer], task, alike=alike)
 
 
-def _best_of(found: Sequence[SearchResult], task: Task, *, alike: bool) -> Choice:
+def _best_of(results: Sequence[SearchResult], task: Task, *, alike: bool) -> Choice:
     """Choose the best ring of all searches, or the even ring of its draft if that is hardly slower."""
-    candidates = _candidates(found)
-    evens = [even for each in found if (even := _even(each)) is not None] if alike else []
+    candidates = _candidates(results)
+    evens = [even for each in results if (even := _even(each)) is not None] if alike else []
     pairs = [(even.ring, even.draft) for even in evens]
     candidates = sorted([*evens, *(one for one in candidates if (one.ring, one.draft) not in pairs)], key=_by_formula)
     if task.effort.judged_actions:
-        candidates = _judged(candidates, found, task)
+        candidates = _judged(candidates, results, task)
     best = candidates[0]
     even = next((one for one in candidates if one.draft is best.draft and (one.ring, one.draft) in pairs), None)
     chosen = best
     if even is not None:
         even_s, best_s = both_seconds(even, best)
         chosen = even if even_s <= WORTH * best_s else best
-    result = next(each for each in found if each.draft is chosen.draft)
+    result = next(each for each in results if each.draft is chosen.draft)
     return Choice(
         best=chosen,
         others=tuple(one for one in candidates if one is not chosen),
@@ -440,35 +440,35 @@ def _savings(costs: RingCosts, ring: Ring) -> dict[str, SliceSaving]:
     }
 
 
-def _candidates(found: Sequence[SearchResult]) -> list[Candidate]:
+def _candidates(results: Sequence[SearchResult]) -> list[Candidate]:
     """Return the ``_CANDIDATES`` fastest rings of every search that fit the nodes' memory, sorted by predicted seconds.
 
     Searches do not check the memory of helpers. If no ring fits, the fastest one is returned, and refused later by what
     it lacks.
     """
     candidates = []
-    for each in found:
+    for each in results:
         kept = 0
         for seconds, ring in each.pool:
             if kept < _CANDIDATES and _fits(each, ring):
                 candidates.append(Candidate(ring=ring, draft=each.draft, job_s=seconds))
                 kept += 1
     if not candidates:
-        fastest = min(found, key=lambda each: each.pool[0][0])
+        fastest = min(results, key=lambda each: each.pool[0][0])
         seconds, ring = fastest.pool[0]
         candidates.append(Candidate(ring=ring, draft=fastest.draft, job_s=seconds))
     return sorted(candidates, key=_by_formula)
 
 
-def _by_formula(one: Candidate) -> tuple[float, tuple[int, ...], tuple[int, ...], int]:
-    return one.job_s, one.ring.nodes, one.ring.counts, one.draft.course.microbatches
+def _by_formula(candidate: Candidate) -> tuple[float, tuple[int, ...], tuple[int, ...], int]:
+    return candidate.job_s, candidate.ring.nodes, candidate.ring.counts, candidate.draft.course.microbatches
 
 
-def both_seconds(one: Candidate, other: Candidate) -> tuple[float, float]:
+def both_seconds(first: Candidate, second: Candidate) -> tuple[float, float]:
     """Return the seconds of two candidates: by the simulator if both were simulated, else by the formula."""
-    if one.simulated_s is not None and other.simulated_s is not None:
-        return one.simulated_s, other.simulated_s
-    return one.job_s, other.job_s
+    if first.simulated_s is not None and second.simulated_s is not None:
+        return first.simulated_s, second.simulated_s
+    return first.job_s, second.job_s
 
 
 def _fits(each: SearchResult, ring: Ring) -> bool:
@@ -502,7 +502,7 @@ def _even(each: SearchResult) -> Candidate | None:
     return Candidate(ring=ring, draft=each.draft, job_s=job_s(costs, ring)) if _fits(each, ring) else None
 
 
-def _judged(candidates: list[Candidate], found: Sequence[SearchResult], task: Task) -> list[Candidate]:
+def _judged(candidates: list[Candidate], results: Sequence[SearchResult], task: Task) -> list[Candidate]:
     """Sort the best few candidates by the simulator; the others follow in their order.
 
     All are simulated at few depths, then the best ``_FINALISTS`` at more. If actions or time do not suffice for all,
@@ -513,7 +513,7 @@ def _judged(candidates: list[Candidate], found: Sequence[SearchResult], task: Ta
 
     def simulated(some: Sequence[Candidate], *, is_rough: bool) -> list[Candidate]:
         def seconds(one: Candidate) -> float | None:
-            costs = next(each.costs for each in found if each.draft is one.draft)
+            costs = next(each.costs for each in results if each.draft is one.draft)
             return simulated_job_s(
                 plan_of(one.draft, costs, one.ring),
                 task.profile,
@@ -533,7 +533,7 @@ def _judged(candidates: list[Candidate], found: Sequence[SearchResult], task: Ta
 
 
 def judged_again(
-    one: Candidate, draft: Draft, profile: Profile, before: RingCosts, *, effort: Effort
+    candidate: Candidate, draft: Draft, profile: Profile, before: RingCosts, *, effort: Effort
 ) -> tuple[Candidate, RingCosts]:
     """Judge a candidate's ring for a draft settled since; by the simulator if the candidate was simulated.
 
@@ -542,16 +542,16 @@ def judged_again(
     """
     costs = dataclasses.replace(ring_costs(draft, profile), saving=before.saving)
     seconds = None
-    if one.simulated_s is not None:
+    if candidate.simulated_s is not None:
         seconds = simulated_job_s(
-            plan_of(draft, costs, one.ring),
+            plan_of(draft, costs, candidate.ring),
             profile,
             costs,
-            one.ring,
+            candidate.ring,
             max_actions=effort.judged_actions // _CANDIDATES,
             is_over=effort.is_cancelled,
         )
-    return Candidate(ring=one.ring, draft=draft, job_s=job_s(costs, one.ring), simulated_s=seconds), costs
+    return Candidate(ring=candidate.ring, draft=draft, job_s=job_s(costs, candidate.ring), simulated_s=seconds), costs
 
 
 def _worth_judging(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -559,10 +559,10 @@ def _worth_judging(candidates: Sequence[Candidate]) -> list[Candidate]:
 
     A kind is a pair of micro-batches and wire dtype; the best candidate of each kind is always returned.
     """
-    near = [one for one in candidates if one.job_s <= _NEAR * candidates[0].job_s]
+    near = [each for each in candidates if each.job_s <= _NEAR * candidates[0].job_s]
     by_kind: dict[tuple[int, str], Candidate] = {}
-    for one in near:
-        by_kind.setdefault((one.draft.course.microbatches, one.draft.course.wire_dtype), one)
+    for each in near:
+        by_kind.setdefault((each.draft.course.microbatches, each.draft.course.wire_dtype), each)
     firsts = list(by_kind.values())
-    chosen = firsts + [one for one in near if one not in firsts][: max(0, _CANDIDATES - len(firsts))]
-    return [one for one in near if one in chosen]
+    chosen = firsts + [each for each in near if each not in firsts][: max(0, _CANDIDATES - len(firsts))]
+    return [each for each in near if each in chosen]

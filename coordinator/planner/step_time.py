@@ -345,12 +345,12 @@ def step_times(costs: RingCosts, ring: Ring) -> dict[int, float]:
     for rows, busy in zip(reversed(stage_rows), reversed(frozen), strict=True):
         for row in reversed(rows):
             if row:
-                times[at] = sum(weight * max(one, two) for weight, one, two in zip(weights, row, below, strict=True))
+                times[at] = sum(weight * max(up, down) for weight, up, down in zip(weights, row, below, strict=True))
             at -= 1
         below = list(map(max, below, busy))
     if costs.steps_at[0]:  # only the head trains: no backward through blocks, so all of them work ahead
         heads = (costs.num_micro * (owner.embed_s + owner.head_s) + owner.update_s for owner in costs.owners)
-        times[0] = sum(weight * max(one, two) for weight, one, two in zip(weights, below, heads, strict=True))
+        times[0] = sum(weight * max(up, down) for weight, up, down in zip(weights, below, heads, strict=True))
     return times
 
 
@@ -398,11 +398,11 @@ def shares_of(times_s: Sequence[float], count: int) -> tuple[int, ...]:
 
     Example: 4 to hosts that take 1 s and 2 s each are 3 and 1; 6 are 4 and 2.
     """
-    found = [0] * len(times_s)
+    shares = [0] * len(times_s)
     for _ in range(count):
-        index = min(range(len(times_s)), key=lambda at: ((found[at] + 1) * times_s[at], at))
-        found[index] += 1
-    return tuple(found)
+        index = min(range(len(times_s)), key=lambda at: ((shares[at] + 1) * times_s[at], at))
+        shares[index] += 1
+    return tuple(shares)
 
 
 def _micro_s(costs: RingCosts, node: int, frozen: int, trained: int) -> float:
@@ -413,9 +413,9 @@ def _micro_s(costs: RingCosts, node: int, frozen: int, trained: int) -> float:
 def _bottom_wires_s(costs: RingCosts, layout: Layout) -> float:
     """Seconds that the mean owner's uplink takes for the hidden states of a step to other nodes."""
     bottom = layout[0]
-    found = 0.0
+    seconds = 0.0
     for owner in costs.owners:
-        own = sum(share for node, share in zip(bottom.nodes, bottom.shares, strict=True) if node == owner.node)
-        away = costs.num_micro - own
-        found += owner.weight * away * (costs.uplink_s[owner.node] if owner.node >= 0 else 0.0)
-    return found
+        own_share = sum(share for node, share in zip(bottom.nodes, bottom.shares, strict=True) if node == owner.node)
+        away = costs.num_micro - own_share
+        seconds += owner.weight * away * (costs.uplink_s[owner.node] if owner.node >= 0 else 0.0)
+    return seconds

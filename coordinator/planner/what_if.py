@@ -379,9 +379,9 @@ _PATHS = ("model.path", "data.train", "data.eval")
 
 def is_same_work(before: PredictedPlan, after: PredictedPlan) -> bool:
     """Whether both plans train equally many steps and rows at each depth, so that wall times are comparable."""
-    one, other = before.plan.course, after.plan.course
-    depths = [[(each.depth, each.steps) for each in found.prediction.depths] for found in (before, after)]
-    return (one.batch_size, one.num_steps) == (other.batch_size, other.num_steps) and depths[0] == depths[1]
+    first, second = before.plan.course, after.plan.course
+    depths = [[(each.depth, each.steps) for each in outcome.prediction.depths] for outcome in (before, after)]
+    return (first.batch_size, first.num_steps) == (second.batch_size, second.num_steps) and depths[0] == depths[1]
 
 
 def course_differences(before: PredictedPlan, after: PredictedPlan) -> dict[str, tuple[str, str]]:
@@ -392,7 +392,9 @@ def course_differences(before: PredictedPlan, after: PredictedPlan) -> dict[str,
 
 def _figures(course: Course) -> dict[str, str]:
     values = {name: str(getattr(course, name)) for name in _SHOWN}
-    owners = ", ".join(f"{owner.node} {owner.train_rows}" for owner in sorted(course.owners, key=lambda one: one.node))
+    owners = ", ".join(
+        f"{owner.node} {owner.train_rows}" for owner in sorted(course.owners, key=lambda each: each.node)
+    )
     return {"method": course.method.name, **values, "owners": owners}
 
 
@@ -416,4 +418,4 @@ def _keys(job: Job) -> dict[str, str]:
 
 def difference_text(differences: dict[str, tuple[str, str]]) -> str:
     """Write differences on one line: ``num_steps 60 -> 120, batch_size 16 -> 8``."""
-    return ", ".join(f"{name} {one} -> {other}" for name, (one, other) in differences.items())
+    return ", ".join(f"{name} {first} -> {second}" for name, (first, second) in differences.items())

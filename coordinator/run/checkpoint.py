@@ -39,7 +39,9 @@ from ringtune.run_control.continuation import job_digest, whole_num_steps
 from ringtune.schedule.course import Course
 from ringtune.schedule.migration import Source, return_reason, rows_reason, stay_reason, with_owner, without_owner
 from ringtune.schedule.operation_tables import Operations
+from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.stages import collected_blocks
 from ringtune.schedule.turns import StartPoint
 from ringtune.v1 import control_pb2
 
@@ -81,7 +83,7 @@ class ResumeChooser:
     """The choice for one run."""
 
     def __init__(self, resume: Resume, job: Job, profile: Profile, disks: Disks, effort: Effort) -> None:
-        self._resume, self._job, self._profile, self._disks, self._effort = resume, job, profile, disks, effort
+        self._resume, self._job, self._profile, self._disks, self._effort = resume, job, profile, disks, effort.begun()
         self._facts = profile.by_name
 
     def choose(self) -> tuple[ResumePoint | None, tuple[str, ...]]:
@@ -95,15 +97,14 @@ class ResumeChooser:
             ModelError: the nodes have another model than the run began with.
             RingTuneError: the plan can't be resumed on these nodes.
         """
-        back = tuple(node for node in self._resume.returning(self._job) if node in self._facts)
-        if not back:
-            return self._choose()
-        try:
-            return self._choose(back)
-        except RingTuneError as error:
-            found, passed = self._choose()
-            told = f"the rows of {', '.join(back)} stay left out: {error}"
-            return found and found._replace(told="; ".join(filter(None, (found.told, told)))), passed
+        chosen, taken, told = None, tuple[str, ...](), list[str]()
+        for node in [node for node in self._resume.returning(self._job) if node in self._facts]:
+            try:
+                chosen, taken = self._choose((*taken, node)), (*taken, node)
+            except RingTuneError as error:
+                told.append(f"the rows of {node} stay left out: {error}")
+        found, passed = chosen or self._choose()
+        return found and found._replace(told="; ".join(filter(None, (found.told, *told)))), passed
 
     def _choose(self, back: tuple[str, ...] = ()) -> tuple[ResumePoint | None, tuple[str, ...]]:
         """Choose as ``choose`` does, with the turns of the owners ``back`` that were left out."""
@@ -138,12 +139,13 @@ class ResumeChooser:
             return "; ".join(wrong)
         plan = self._resume.whole(manifest.placement_number)
         planned = keep_plan(self._job, self._resume.rest(manifest.placement_number), self._facts)
-        start = self._start(manifest, plan.course, manifest.holder, manifest.placement_number)
+        placement = plan.at(manifest.placement_number).placement
+        start = self._start(manifest, plan.course, manifest.holder, placement)
         return ResumePoint(
             manifest,
             dataclasses.replace(planned, plan=plan),
             start,
-            told=self._told_best(manifest, plan.course, manifest.placement_number),
+            told=self._told_best(manifest, plan.course, placement),
         )
 
     def _from_disks(self, manifest: CheckpointManifest, course: Course | str, why: str) -> ResumePoint | str:
@@ -161,12 +163,12 @@ class ResumeChooser:
             return "; ".join(filter(None, (why, problem)))
         after, part, planned = self._placed(manifest, course)
         holder = next((owner for owner in (head[0], manifest.holder, *owners) if owner in owners), "")
-        start = self._start(manifest, course, holder, part.placement.placement_number)
+        start = self._start(manifest, course, holder, part.placement)
         sources = {node: where.sources(part.placement, node) for node in part.nodes}
         heads = {holder: head} if holder != head[0] else {}
         if course.method.full_parameters:
             heads = {owner: where.head_for(owner, owners) or head for owner in owners}
-        told = self._told(manifest, course, part.placement.placement_number, why)
+        told = self._told(manifest, course, part.placement, why)
         return ResumePoint(manifest, dataclasses.replace(planned, plan=after), start, sources, head[1], heads, told)
 
     def _course(self, manifest: CheckpointManifest, back: Sequence[str]) -> Course | str:
@@ -213,11 +215,11 @@ class ResumeChooser:
         nodes = self._resume.rest(manifest.placement_number).nodes
         return tuple(node for node in nodes if node not in self._facts)
 
-    def _start(self, manifest: CheckpointManifest, course: Course, holder: str, placement_number: int) -> StartPoint:
+    def _start(self, manifest: CheckpointManifest, course: Course, holder: str, placement: Placement) -> StartPoint:
         before, unfreezing = self._resume.plan.course, manifest.unfreezing
         evaluations = manifest.evaluations.without(before, course)
-        if self._lacks_best(manifest, course, placement_number):
-            evaluations = dataclasses.replace(evaluations, best=None, best_step=0)
+        if self._lacks_best(manifest, course, placement):
+            evaluations = dataclasses.replace(evaluations, best=None, best_step=0, head_at="")
         return StartPoint.of(
             course,
             step=manifest.step,
@@ -225,28 +227,29 @@ class ResumeChooser:
             unfreezing=unfreezing if course == before else unfreezing.without(before, course),
             operations=manifest.operations,
             evaluations=evaluations,
-            placement_number=placement_number,
+            placement_number=placement.placement_number,
         )
 
-    def _lacks_best(self, manifest: CheckpointManifest, course: Course, placement_number: int) -> tuple[str, ...]:
-        """The nodes of the manifest's placement, and owners that are back, without their part of its best result.
+    def _lacks_best(self, manifest: CheckpointManifest, course: Course, placement: Placement) -> tuple[str, ...]:
+        """The nodes that would send a part of the manifest's best result which they do not have.
 
-        None where nodes do not keep it; all where the run is resumed in another placement, as they would send other
-        blocks.
+        Hosts send the blocks of ``placement``, and one owner embedding and head. Empty where nodes do not keep it.
         """
-        known = manifest.evaluations
+        known, before = manifest.evaluations, self._resume.plan.at(manifest.placement_number).placement
         if known.best is None or not self._job.keeps_best_on_disk:
             return ()
+        head = known.head_at or self._resume.plan.course.owners[0].node
+        hosts = (piece.node for piece in placement.hosts if collected_blocks(placement, piece.node))
 
         def has_best(node: str) -> bool:
-            return any(one.is_best and one.step == known.best_step for one in self._disks.parts.get(node, ()))
+            is_there = any(one.is_best and one.step == known.best_step for one in self._disks.parts.get(node, ()))
+            return is_there and collected_blocks(placement, node) == collected_blocks(before, node)
 
-        moves = manifest.placement_number != placement_number
-        nodes = (*self._resume.plan.at(manifest.placement_number).nodes, *self._taken_back(course))
-        return tuple(node for node in nodes if moves or not has_best(node))
+        lacking = {node for node in (head, *hosts) if not has_best(node)}
+        return tuple(sorted(lacking if course.owner(head) else {*lacking, head}))
 
-    def _told_best(self, manifest: CheckpointManifest, course: Course, placement_number: int) -> str:
-        nodes = ", ".join(self._lacks_best(manifest, course, placement_number))
+    def _told_best(self, manifest: CheckpointManifest, course: Course, placement: Placement) -> str:
+        nodes = ", ".join(self._lacks_best(manifest, course, placement))
         if not nodes:
             return ""
         return (
@@ -254,14 +257,15 @@ class ResumeChooser:
             f"{nodes} is missing, or the blocks are placed anew; the best of the evaluations from here on is kept"
         )
 
-    def _told(self, manifest: CheckpointManifest, course: Course, placement_number: int, why: str) -> str:
+    def _told(self, manifest: CheckpointManifest, course: Course, placement: Placement, why: str) -> str:
         if why:
-            text = f"{why}; {manifest.name} is taken from copies on the other nodes, in placement {placement_number}"
+            number = placement.placement_number
+            text = f"{why}; {manifest.name} is taken from copies on the other nodes, in placement {number}"
         elif self._taken_back(course):
             text = f"the run continues from {manifest.name}"
         else:
             return ""
-        best = self._told_best(manifest, course, placement_number)
+        best = self._told_best(manifest, course, placement)
         return text + owners_text(self._job, self._resume.plan.course, course) + f"; {best}" * bool(best)
 
     def _check_model(self, found: ResumePoint) -> None:

@@ -141,9 +141,9 @@ class StatusBoard:
         self._now.num_steps = plan.course.num_steps
         self._now.ClearField("helpers")
         placement = plan.placements[-1]
-        for one in placement.joined_helpers():
-            host = placement.host_of(one.start)
-            self._now.helpers.add(node=one.node, host=host, start=one.start, stop=one.stop)
+        for helper in placement.joined_helpers():
+            host = placement.host_of(helper.start)
+            self._now.helpers.add(node=helper.node, host=host, start=helper.start, stop=helper.stop)
 
     def _end(self, phase: str) -> None:
         self._enter(phase)
@@ -381,16 +381,16 @@ class Driver(abc.ABC):
         return members
 
     def _await_members(self, request: RunRequest, named: Sequence[str]) -> tuple[Member, ...]:
-        wanted, join_s, resume = request.num_nodes, request.join_s, request.resume
+        num_nodes, join_s, resume = request.num_nodes, request.join_s, request.resume
         absent = AbsentNodes(resume, request.job) if resume is not None else None
         deadline_s, is_told = self._started_s + join_s, False
         while True:
             # by the end of a lease a process that is lost is no member any more, and one that came back is
             is_first_lease = time.monotonic() < self._started_s + self._lease_s
             gone = self.without if is_first_lease else {}
-            here = (one for one in self._members.living() if one.instance != gone.get(one.node))
+            here = (each for each in self._members.living() if each.instance != gone.get(each.node))
             living = invited(tuple(here), request.evaluation)
-            chosen = choose_named(living, named) if named else choose_members(living, wanted)
+            chosen = choose_named(living, named) if named else choose_members(living, num_nodes)
             if chosen is not None:
                 check_reachable(chosen)
                 return (*chosen, *self._returning(chosen, living))
@@ -403,15 +403,15 @@ class Driver(abc.ABC):
             # a lost host is not waited for again; others that are silent for a moment have a lease to come back
             is_known = self.without and not (is_first_lease and {*named} - {*names} - self.without.keys())
             if named and absent is not None and (is_late or is_known):
-                found = choose_named(living, absent.instead(names, named))
-                if found:
-                    check_reachable(found)
-                    return found
+                members = choose_named(living, absent.instead(names, named))
+                if members:
+                    check_reachable(members)
+                    return members
             if named and is_late:
                 is_given = request.plan is not None and resume is None
                 raise missing_nodes_error(living, named, join_s, has_given_plan=is_given)
-            if not named and (not wanted or is_late):
-                raise too_few_nodes_error(living, wanted, join_s)
+            if not named and (not num_nodes or is_late):
+                raise too_few_nodes_error(living, num_nodes, join_s)
             raise_if_over(self._next())
 
     def _returning(self, chosen: Sequence[Member], living: Sequence[Member]) -> tuple[Member, ...]:

@@ -133,11 +133,11 @@ class LinkMeasurement:
     def _wanted(self) -> list[list[Pair]]:
         """Waves of unknown directed pairs on different machines."""
         machines, known = self._machines, self._known
-        found = (
+        waves = (
             [pair for pair in wave if machines[pair[0]] != machines[pair[1]] and pair not in known]
             for wave in _waves(machines)
         )
-        return [wave for wave in found if wave]
+        return [wave for wave in waves if wave]
 
 
 def _waves(machines: Mapping[str, str]) -> Iterator[tuple[Pair, ...]]:
@@ -215,22 +215,22 @@ class MeasureDriver(Driver):
 
     def _measure_nodes(self) -> list[NodeFacts]:
         frozen = self._frozen()
-        found: dict[str, NodeFacts] = {}
+        facts: dict[str, NodeFacts] = {}
         for group in self._groups():
             neighbours = num_neighbours(group)
             self._models.expect(neighbours)
             for member in group:
-                asked = inspect_request(
+                inspect = inspect_request(
                     self._request.job,
                     measure=True,
                     neighbours=neighbours[member.node],
                     frozen=frozen,
                     measure_s=MEASURE_S,
                 )
-                asked.fresh = self._request.is_fresh
-                self._calls[member.node].inspect(asked, self._answer_to(member.node))
-            found |= self._facts_of(group, "to measure themselves", is_timed=True)
-        return [found[node] for node in sorted(found)]
+                inspect.fresh = self._request.is_fresh
+                self._calls[member.node].inspect(inspect, self._answer_to(member.node))
+            facts |= self._facts_of(group, "to measure themselves", is_timed=True)
+        return [facts[node] for node in sorted(facts)]
 
     def _frozen(self) -> FrozenWeights | None:
         """The type of frozen weights that a run of the job would have on these nodes; they are timed with it.
@@ -267,29 +267,29 @@ class MeasureDriver(Driver):
         by_machine: dict[str, list[Member]] = {}
         for member in self._chosen:
             by_machine.setdefault(machine_of(member), []).append(member)
-        return [[one for one in group if one is not None] for group in itertools.zip_longest(*by_machine.values())]
+        return [[each for each in group if each is not None] for group in itertools.zip_longest(*by_machine.values())]
 
     # ---- links ------------------------------------------------------------------------------------
 
     def _measure_links(self, message_bytes: int) -> tuple[LinkFacts, ...]:
         machines = {member.node: machine_of(member) for member in self._chosen}
-        found: dict[Pair, LinkFacts] = {}
+        links: dict[Pair, LinkFacts] = {}
         for wave in _waves(machines):
             for pair in wave:
                 self._ask_link(pair, message_bytes)
             answers = self._await(set(wave), "to measure their links")
-            found |= {pair: link_of(pair, answer) for pair, answer in answers.items()}
-        return tuple(found[pair] for pair in sorted(found))
+            links |= {pair: link_of(pair, answer) for pair, answer in answers.items()}
+        return tuple(links[pair] for pair in sorted(links))
 
     def _with_load(self, facts: list[NodeFacts]) -> list[NodeFacts]:
         """Measure computing time lost to messages: all nodes compute and send in a ring at once."""
-        message_bytes, nodes = hidden_bytes(self._request.job, facts[0].model), [one.node for one in facts]
+        message_bytes, nodes = hidden_bytes(self._request.job, facts[0].model), [each.node for each in facts]
         pairs = list(zip(nodes, [*nodes[1:], nodes[0]], strict=True))
         for pair in pairs:
             self._ask_link(pair, message_bytes, computing_s=COMPUTING_S)
         answers = self._await(set(pairs), "to measure what messages take of their computing")
         lost_s = {source: answer.computing_lost_s_per_byte for (source, _), answer in answers.items()}
-        return [dataclasses.replace(one, message_s_per_byte=lost_s[one.node]) for one in facts]
+        return [dataclasses.replace(each, message_s_per_byte=lost_s[each.node]) for each in facts]
 
     def _ask_link(self, pair: Pair, message_bytes: int, *, computing_s: float = 0.0) -> None:
         source, target = pair

@@ -223,9 +223,9 @@ class Registry:
     def newly_lost(self, now_s: float) -> tuple[Member, ...]:
         """List the lost members that no earlier call has listed since they joined, sorted by name."""
         lost = [member for member in self.all(now_s) if not self._is_alive(member, now_s)]
-        found = tuple(member for member in lost if member.node not in self._told_lost)
+        news = tuple(member for member in lost if member.node not in self._told_lost)
         self._told_lost = {member.node for member in lost}
-        return found
+        return news
 
     def silent_for_s(self, node: str, instance: str, now_s: float) -> float:
         """Seconds since the last sign of life; infinite if the process is not the member of that name."""
@@ -256,15 +256,15 @@ class Members(Protocol):
         """Return the manifest of the coordinator's own copy of a run's model; None if it has none."""
 
 
-def choose_members(living: Sequence[Member], wanted: int) -> tuple[Member, ...] | None:
-    """Choose ``wanted`` members, those with data first, or all with ``wanted`` 0; None if there are too few.
+def choose_members(living: Sequence[Member], num_nodes: int) -> tuple[Member, ...] | None:
+    """Choose ``num_nodes`` members, those with data first, or all with 0; None if there are too few.
 
     Example: of a, b and c, where only c has data, two members are c and a.
     """
-    if not living or len(living) < wanted:
+    if not living or len(living) < num_nodes:
         return None
     ranked = sorted(living, key=lambda member: (not member.has_data, member.node))
-    return tuple(ranked[: wanted or len(ranked)])
+    return tuple(ranked[: num_nodes or len(ranked)])
 
 
 def choose_named(living: Sequence[Member], names: Sequence[str]) -> tuple[Member, ...] | None:
@@ -324,13 +324,13 @@ def unused_owners(living: Sequence[Member], chosen: Sequence[Member]) -> tuple[s
     return tuple(sorted(each.node for each in living if each.has_data and not each.is_guest and each.node not in names))
 
 
-def too_few_nodes_error(living: Sequence[Member], wanted: int, waited_s: float) -> RingTuneError:
+def too_few_nodes_error(living: Sequence[Member], num_nodes: int, waited_s: float) -> RingTuneError:
     """Make the error after a wait for members."""
-    if not wanted:
+    if not num_nodes:
         return CapacityError("no node has joined this coordinator; start some with 'ringtune node'")
     names = ", ".join(member.node for member in living) or "none"
     return DeadlineError(
-        f"waited {waited_s:g} s for {wanted} nodes, {len(living)} have joined ({names}); start the others or ask "
+        f"waited {waited_s:g} s for {num_nodes} nodes, {len(living)} have joined ({names}); start the others or ask "
         "for fewer"
     )
 

@@ -346,7 +346,7 @@ class ReplanSearch:
         move_s, number = self._move_s or max(prepare_s, FIRST_MOVE_S), part.placement.placement_number
 
         def think() -> ReplanOutcome:
-            found = replanned(
+            ring = replanned(
                 part,
                 self._job,
                 profile,
@@ -356,7 +356,7 @@ class ReplanSearch:
                 unfreeze_at=turn.unfreeze_at,
                 began_as=self._began_as,
             )
-            return ReplanOutcome(number, found, profile, candidates=candidates)
+            return ReplanOutcome(number, ring, profile, candidates=candidates)
 
         def failed(error: RingTuneError) -> ReplanOutcome:
             return ReplanOutcome(number, None, profile, f"no other placement was found: {error}", candidates)
@@ -368,23 +368,23 @@ class ReplanSearch:
 
         The outcome of a search in a former placement is dropped.
         """
-        self._is_thinking, found = False, answer.found
+        self._is_thinking, replanning = False, answer.found
         if answer.placement_number != self._placement_number:
             self._candidates = tuple(dict.fromkeys((*self._candidates, *answer.candidates)))  # beside what holds now
             return None
         who = f"with node {', '.join(answer.candidates)}: " if answer.candidates else ""
-        if found is None:
+        if replanning is None:
             why = answer.problem or "there is no other placement that fits the nodes"
             self._note(f"{who}{why}; the run stays on its placement")
             return None
-        lost = [node for node in found.placement.members if node not in living]
-        if lost or not found.is_worth_it:
+        lost = [node for node in replanning.placement.members if node not in living]
+        if lost or not replanning.is_worth_it:
             also = f", and node {lost[0]} is lost" if lost else ""
-            self._note(f"{who}the run stays on its placement: {found.line()}{also}")
+            self._note(f"{who}the run stays on its placement: {replanning.line()}{also}")
             return None
-        self._note(f"{who}the run will move: {found.line()}")
+        self._note(f"{who}the run will move: {replanning.line()}")
         self._next = answer.profile
-        return rd.Replanned(found.placement, found.stays_s, found.moves_s, found.cost_s)
+        return rd.Replanned(replanning.placement, replanning.stays_s, replanning.moves_s, replanning.cost_s)
 
     def joined(self, facts: NodeFacts, links: Sequence[LinkFacts], *, looks: bool) -> None:
         """Add a node with its facts and links to the profile, or replace the facts of one that has returned.
@@ -413,8 +413,8 @@ class ReplanSearch:
         def think() -> rd.PlacementFound | rd.NoPlacementFound:
             effort = Effort(seconds=self._job.runtime.plan_s)
             lost = (*command.lost, *command.doubted)
-            found = placed_without(command.part, self._job, profile.without(command.doubted), lost, effort)
-            return rd.PlacementFound(placement_number, found)
+            placement = placed_without(command.part, self._job, profile.without(command.doubted), lost, effort)
+            return rd.PlacementFound(placement_number, placement)
 
         def failed(error: RingTuneError) -> rd.NoPlacementFound:
             return rd.NoPlacementFound(placement_number, type(error).__name__, str(error))
@@ -455,7 +455,9 @@ def _sorted(profile: Profile, nodes: Sequence[NodeFacts], links: Sequence[LinkFa
 
 def _differ(now: Mapping[str, float], told: Mapping[str, float]) -> bool:
     """Whether other nodes or links have changed than last reported, or a ratio by the factor ``CHANGED``."""
-    return now.keys() != told.keys() or any(max(now[one] / told[one], told[one] / now[one]) >= CHANGED for one in now)
+    return now.keys() != told.keys() or any(
+        max(now[node] / told[node], told[node] / now[node]) >= CHANGED for node in now
+    )
 
 
 def _times_as_long(ratios: Mapping[str, float]) -> str:

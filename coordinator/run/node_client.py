@@ -114,8 +114,8 @@ class AgreedModel:
         own: returns the manifest of the coordinator's copy; None = it has none.
     """
 
-    def __init__(self, own: Callable[[], ModelManifest | None]) -> None:
-        self._own = own
+    def __init__(self, own_manifest: Callable[[], ModelManifest | None]) -> None:
+        self._own = own_manifest
         self._changed = threading.Condition()
         self._expected: frozenset[str] = frozenset()
         self._holders: dict[str, Callable[[float], ModelManifest]] = {}
@@ -173,20 +173,20 @@ class AgreedModel:
     ) -> dict[str, ModelManifest]:
         """Return the manifests of all copies; a node that is lost meanwhile counts no more."""
         with ThreadPoolExecutor(max_workers=1 + len(holders), thread_name_prefix="manifests") as workers:
-            own = workers.submit(self._own)
-            asked = {node: workers.submit(ask, deadline_s - time.monotonic()) for node, ask in holders.items()}
-        mine = own.result()
-        found = {} if mine is None else {"of the coordinator": mine}
-        for node, answer in asked.items():
+            own_manifest = workers.submit(self._own)
+            answers = {node: workers.submit(ask, deadline_s - time.monotonic()) for node, ask in holders.items()}
+        mine = own_manifest.result()
+        manifests = {} if mine is None else {"of the coordinator": mine}
+        for node, answer in answers.items():
             try:
-                found[node] = answer.result()
+                manifests[node] = answer.result()
             except grpc.RpcError as error:
                 _LOG.warning("node %s does not say which model it has: %s", node, error_of_call(error, peer=node))
             except PeerLostError as error:
                 _LOG.info("the model of node %s does not count: %s", node, error)
-        if not found:
+        if not manifests:
             raise ModelError("no node has a copy of the model (model.path); name its folder with --model DIR")
-        return found
+        return manifests
 
 
 class AgentCalls:

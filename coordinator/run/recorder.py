@@ -243,8 +243,8 @@ class RunRecorder:
                 self.operations.turn_done(turn)
                 for line in self.ledger.turn_done(turn):
                     self._send(metrics_json=line)
-                if self.onlooker is not None and (found := self._activity.turn_done(turn, self.plan.nodes)):
-                    self.onlooker(control_pb2.RunEvent(activity_json=json.dumps(found)))
+                if self.onlooker is not None and (activity := self._activity.turn_done(turn, self.plan.nodes)):
+                    self.onlooker(control_pb2.RunEvent(activity_json=json.dumps(activity)))
             case rd.LogPlan(plan, why):
                 self.plan = plan
                 self.ledger.replanned(plan)

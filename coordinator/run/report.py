@@ -374,7 +374,7 @@ class RunLedger:
 
     def stopped(self, step: int, evaluations: Evaluations) -> dict[str, Any]:
         """Note an early end; return its line, which without ``kind`` is in the report."""
-        found = dataclasses.asdict(evaluations)
+        found = {name: value for name, value in dataclasses.asdict(evaluations).items() if name != "head_at"}
         self._stop = {"step": step, **{name: value for name, value in found.items() if name != "by" or value}}
         return {"kind": "stop", **self._stop}
 

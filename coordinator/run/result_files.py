@@ -88,12 +88,12 @@ def result_folder(
     Raises:
         IntegrityError: a file is missing, broken, or not the same everywhere.
     """
-    sent = {name for own in files.values() for name in own}
+    sent = {name for sent_files in files.values() for name in sent_files}
     if not result.is_model:
         return adapter_folder(files, [*result.files, *(name for name in result.more if name in sent)])
     names = [name for name in (*result.files, *result.more) if name != WEIGHTS_FILE]
     folder = adapter_folder(files, [name for name in names if name in result.files or name in sent])
-    parts = {node: own[WEIGHTS_FILE] for node, own in files.items() if WEIGHTS_FILE in own}
+    parts = {node: sent_files[WEIGHTS_FILE] for node, sent_files in files.items() if WEIGHTS_FILE in sent_files}
     if not parts:
         raise IntegrityError(f"no node sent {WEIGHTS_FILE}; use one version on all machines")
     return folder | weight_files(tensors_of(parts), shard_bytes=shard_bytes)
@@ -109,31 +109,31 @@ def users_folders(files: Mapping[str, Mapping[str, Pieces]], results: Mapping[st
         IntegrityError: a file is missing, broken, or not the same everywhere; or a user lacks a tensor of the others
             with the same kind of adapter.
     """
-    sent = {path for own in files.values() for path in own}
+    sent = {path for sent_files in files.values() for path in sent_files}
     besides: dict[str, Pieces] = {}
-    found: dict[str, Pieces] = {}
-    own: dict[str, Mapping[str, TensorPieces]] = {}
+    contents: dict[str, Pieces] = {}
+    adapters: dict[str, Mapping[str, TensorPieces]] = {}
     of_kind: dict[tuple[str, bytes], set[str]] = {}
     kinds: dict[str, tuple[str, bytes]] = {}
     for user, result in results.items():
         for name in (*result.files, *(more for more in result.more if more in sent)):
             path = of_user(user, name)
             if name == ADAPTER_FILE:
-                own[path] = tensors_of({node: given[path] for node, given in files.items() if path in given})
+                adapters[path] = tensors_of({node: given[path] for node, given in files.items() if path in given})
                 continue
             source = path if path in sent else name
             besides = besides if source in besides else besides | adapter_folder(files, [source])
-            found[path] = besides[source]
+            contents[path] = besides[source]
             if name in DESCRIPTIONS:
-                kinds[of_user(user, ADAPTER_FILE)] = (name, bytes(found[path]))
-    for path, tensors in own.items():
+                kinds[of_user(user, ADAPTER_FILE)] = (name, bytes(contents[path]))
+    for path, tensors in adapters.items():
         of_kind.setdefault(kinds[path], set()).update(tensors)
-    for path, tensors in own.items():
+    for path, tensors in adapters.items():
         if lacking := of_kind[kinds[path]] - tensors.keys():
             what = f"{min(lacking)} of {path}" if tensors else path
             raise IntegrityError(f"no node sent {what}; use one version on all machines")
-        found[path] = write_tensors(tensors, metadata=_METADATA)
-    return found
+        contents[path] = write_tensors(tensors, metadata=_METADATA)
+    return contents
 
 
 def adapter_folder(files: Mapping[str, Mapping[str, Pieces]], names: Iterable[str]) -> dict[str, Pieces]:
@@ -147,7 +147,7 @@ def adapter_folder(files: Mapping[str, Mapping[str, Pieces]], names: Iterable[st
     """
     folder: dict[str, Pieces] = {}
     for name in names:
-        by_node = {node: own[name] for node, own in files.items() if name in own}
+        by_node = {node: sent[name] for node, sent in files.items() if name in sent}
         if not by_node:
             raise IntegrityError(f"no node sent {name}; use one version on all machines")
         if name.endswith(".safetensors"):
@@ -186,5 +186,5 @@ def saved_part(
     file = TensorFile(FilePieces(folder / WEIGHTS_FILE), where=WEIGHTS_FILE)
     of_owner = (None, *range(private_blocks)) if is_owner else ()
     blocks: tuple[int | None, ...] = (*range(piece.start, piece.stop), *of_owner)
-    wanted = {name: file.tensor(name) for name in file.infos if block_of(name) in blocks}
-    return {WEIGHTS_FILE: write_tensors(wanted, metadata=_METADATA)}
+    tensors = {name: file.tensor(name) for name in file.infos if block_of(name) in blocks}
+    return {WEIGHTS_FILE: write_tensors(tensors, metadata=_METADATA)}

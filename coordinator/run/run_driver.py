@@ -254,21 +254,21 @@ class RunDriver(Driver):
 
     def _returning(self, chosen: Sequence[Member], living: Sequence[Member]) -> tuple[Member, ...]:
         """Return the owners that a resumed run takes back; a note says why one that is there stays out."""
-        resume, found = self._request.resume, list[Member]()
+        resume, returning = self._request.resume, list[Member]()
         names = resume.returning(self._job) if resume else ()
-        for member in (one for one in living if one.node in names and not one.is_guest):
-            members = (*chosen, *found, member)
+        for member in (each for each in living if each.node in names and not each.is_guest):
+            members = (*chosen, *returning, member)
             try:
                 check_reachable(members)
-                wires = {one.node: one.wire for one in members}
+                wires = {each.node: each.wire for each in members}
                 why = wire_problem(self._job, resume.plan, wires, takes_back=True) if resume else ""
             except RingTuneError as error:
                 why = str(error)
             if why:
                 self._note(f"the rows of {member.node} stay left out: {why}")
             else:
-                found.append(member)
-        return tuple(found)
+                returning.append(member)
+        return tuple(returning)
 
     # ---- events -----------------------------------------------------------------------------------
 
@@ -538,7 +538,7 @@ class RunDriver(Driver):
         start, self._predicted = self._checkpoints.start, made.predicted(self._request)
         if self._predicted is not None:
             self._note(self._predicted.line())
-            loads = {one.node: one.load for one in made.profile.nodes}
+            loads = {each.node: each.load for each in made.profile.nodes}
             if self._run_planner.needs_times and (busy := busy_text(loads, "when measured")):
                 self._note(busy)
         self._checkpoints.tell(self._emit)

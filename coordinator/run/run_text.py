@@ -227,7 +227,9 @@ def figures_text(entry: Mapping[str, Any]) -> str:
         if entry.get(name) is not None or name == "loss":
             of = rows_of(entry, name)
             groups.setdefault(of, []).append(f"{name.replace('_', ' ')} {figure(entry.get(name))}")
-    return "; ".join(f"{', '.join(found)} on {of}{_cut(entry) if of == of_all else ''}" for of, found in groups.items())
+    return "; ".join(
+        f"{', '.join(figures)} on {of}{_cut(entry) if of == of_all else ''}" for of, figures in groups.items()
+    )
 
 
 def _cut(entry: Mapping[str, Any]) -> str:
@@ -289,7 +291,7 @@ def training_facts(course: Course) -> dict[str, Any]:
         "epochs": round(sum(use.trained_rows for use in uses) / rows, 6),
         "classes": list(course.labels),
         "owners": {use.owner: _owner(use) for use in uses},
-        "left_out": [one.owner.node for one in course.absent],
+        "left_out": [dropped.owner.node for dropped in course.absent],
         "missed_turns": course.missed,
         "notes": training_notes(course),
     }
@@ -318,18 +320,18 @@ def rows_facts(nodes: Sequence[NodeFacts], max_length: int) -> dict[str, Any]:
     for node in nodes:
         left_out.update({each.why: each.rows for each in node.left_out})
         cut += node.cut_rows
-    found: dict[str, Any] = {"left_out": dict(sorted(left_out.items())), "cut": cut}
+    facts: dict[str, Any] = {"left_out": dict(sorted(left_out.items())), "cut": cut}
     packed = [(node.train_rows, node.packed) for node in nodes if node.packed is not None]
     if packed:
         sequences = sum(count for count, _ in packed)
         tokens = sum(each.tokens for _, each in packed)
-        found["packed"] = {
+        facts["packed"] = {
             "rows": sum(each.rows for _, each in packed),
             "sequences": sequences,
             "full": round(tokens / (sequences * max_length), 6),
             "full_unpacked": round(tokens / sum(each.rows * each.row_tokens for _, each in packed), 6),
         }
-    return found
+    return facts
 
 
 def rows_lines(nodes: Sequence[NodeFacts], max_length: int) -> list[str]:
@@ -353,27 +355,27 @@ def training_notes(course: Course) -> list[str]:
     uses = row_uses(course)
     idle = [use.owner for use in uses if not use.steps]
     small = [use for use in uses if use.batch_rows < course.batch_size]
-    found = []
+    notes = []
     if idle:
         remedy = "train longer, or lower train.local_iterations"
         steps = f"{course.num_steps} step{'s' * (course.num_steps > 1)}"
-        found.append(f"no turn in {steps}, so no row is used: {listed(idle, 5)}; {remedy}")
+        notes.append(f"no turn in {steps}, so no row is used: {listed(idle, 5)}; {remedy}")
     elif any(use.used_rows < use.rows for use in uses):
-        found.append("not every row is used; train.epochs = 1 would use each about once")
+        notes.append("not every row is used; train.epochs = 1 would use each about once")
     missed = course.missed
-    lost = [(one.owner.node, one.turns - missed.pop(one.owner.node, 0)) for one in course.absent]
-    found += [f"{node} is lost, and its rows are left out after {turns} of its turns" for node, turns in lost]
-    found += [f"{node} was lost and came back, and has missed {_turns(count)}" for node, count in missed.items()]
+    lost = [(dropped.owner.node, dropped.turns - missed.pop(dropped.owner.node, 0)) for dropped in course.absent]
+    notes += [f"{node} is lost, and its rows are left out after {turns} of its turns" for node, turns in lost]
+    notes += [f"{node} was lost and came back, and has missed {_turns(count)}" for node, count in missed.items()]
     there = uses[: len(course.owners)]
     least, most = min(there, key=lambda use: use.epochs), max(there, key=lambda use: use.epochs)
     if course.turns == EQUAL and not idle and most.epochs > _FAR_APART * least.epochs:
-        found.append(
+        notes.append(
             f"rows of {most.owner} are used {most.epochs / least.epochs:.1f} times as often as those of {least.owner}, "
             "because every owner has as many steps; train.turns = 'rows' gives steps by rows"
         )
     if small:
         sizes = ", ".join(f"{use.owner} {use.rows}" for use in small)
-        found.append(f"fewer rows than a batch of {course.batch_size}, so smaller batches: {sizes}")
-    found += [note for technique in TECHNIQUES for note in technique.course_notes(course)]
-    found += look_alike_lines(course.labels)
-    return found
+        notes.append(f"fewer rows than a batch of {course.batch_size}, so smaller batches: {sizes}")
+    notes += [note for technique in TECHNIQUES for note in technique.course_notes(course)]
+    notes += look_alike_lines(course.labels)
+    return notes

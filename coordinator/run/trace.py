@@ -239,24 +239,24 @@ class Activity:
 
         Actions of later turns within its time count too. None for a turn that trained nothing or has no actions.
         """
-        found = next((kept for kept in self._turns if kept.turn.index == turn.index), None)
+        ended = next((kept for kept in self._turns if kept.turn.index == turn.index), None)
         self._turns = [kept for kept in self._turns if kept.turn.index > turn.index]
-        if found is None or found.end_s <= self._counted_s:
+        if ended is None or ended.end_s <= self._counted_s:
             return None
-        begin_s = self._counted_s if math.isfinite(self._counted_s) else found.start_s
-        step_begins_s = step_begin(found.last, max(found.end_before_last_s, self._counted_s))
-        self._counted_s = found.end_s
-        shares = {node: self._nodes[node].shares(begin_s, found.end_s, turn.end_seq) for node in nodes}
+        begin_s = self._counted_s if math.isfinite(self._counted_s) else ended.start_s
+        step_begins_s = step_begin(ended.last, max(ended.end_before_last_s, self._counted_s))
+        self._counted_s = ended.end_s
+        shares = {node: self._nodes[node].shares(begin_s, ended.end_s, turn.end_seq) for node in nodes}
         if turn.kind is not StepKind.TRAIN:
             return None
         return {
             "step": turn.end_step,
             "initiator": turn.owner,
-            "seconds": round(found.end_s - begin_s, 6),
+            "seconds": round(ended.end_s - begin_s, 6),
             "nodes": shares,
-            "spans": last_step(found.last, step_begins_s),
-            "waits": step_waits(found.last, step_begins_s) if not found.left_out else {},
-            "left_out": found.left_out,
+            "spans": last_step(ended.last, step_begins_s),
+            "waits": step_waits(ended.last, step_begins_s) if not ended.left_out else {},
+            "left_out": ended.left_out,
         }
 
 
@@ -301,11 +301,11 @@ def step_waits(spans: Sequence[tuple[str, Span]], begin_s: float) -> dict[str, d
     by_node: dict[str, list[Span]] = defaultdict(list)
     for node, span in sorted(spans, key=lambda entry: entry[1].start_s):
         by_node[node].append(span)
-    found: dict[str, dict[str, float]] = {}
-    for node, own in by_node.items():
+    waits_of: dict[str, dict[str, float]] = {}
+    for node, node_spans in by_node.items():
         waits: dict[str, float] = defaultdict(float)
         until_s = begin_s
-        for span in own:
+        for span in node_spans:
             at_s, action = span.start_s, span
             while at_s > until_s and (need := needed.get(id(action))) is not None:
                 source, before = need
@@ -315,14 +315,14 @@ def step_waits(spans: Sequence[tuple[str, Span]], begin_s: float) -> dict[str, d
                 ready_s = max(until_s, earlier[1].end_s if earlier else until_s)
                 ends_s, ready_s = min(at_s, max(until_s, before.end_s)), min(at_s, ready_s)
                 waits[f"{source}{MESSAGES}"] += at_s - ends_s
-                others = ((max(one.start_s, ready_s), min(one.end_s, ends_s)) for one in by_node[source])
+                others = ((max(each.start_s, ready_s), min(each.end_s, ends_s)) for each in by_node[source])
                 busy_s = sum(max(0.0, end_s - start_s) for start_s, end_s in others)
                 waits[source] += busy_s
                 waits[f"{earlier[0] if earlier else source}{MESSAGES}"] += max(0.0, ends_s - ready_s - busy_s)
                 at_s, action = ready_s, before
             until_s = max(until_s, span.end_s)
-        found[node] = {of: round(seconds, 6) for of, seconds in sorted(waits.items()) if seconds > 0 and of != node}
-    return found
+        waits_of[node] = {of: round(seconds, 6) for of, seconds in sorted(waits.items()) if seconds > 0 and of != node}
+    return waits_of
 
 
 def _needs(spans: Sequence[tuple[str, Span]]) -> dict[int, tuple[str, Span]]:
@@ -341,7 +341,7 @@ def _needs(spans: Sequence[tuple[str, Span]]) -> dict[int, tuple[str, Span]]:
         elif action.op is Op.BACKWARD:
             down[action.micro, action.start] = node, span
     top = max((stop for _, stop in up), default=0)
-    found: dict[int, tuple[str, Span]] = {}
+    needs: dict[int, tuple[str, Span]] = {}
     for _, span in spans:
         action = span.action
         need: tuple[str, Span] | None = None
@@ -352,5 +352,5 @@ def _needs(spans: Sequence[tuple[str, Span]]) -> dict[int, tuple[str, Span]]:
         elif action.op.is_forward and action.op is not Op.EMBED:
             need = up.get((action.micro, action.start))
         if need is not None and need[1] is not span:
-            found[id(span)] = need
-    return found
+            needs[id(span)] = need
+    return needs

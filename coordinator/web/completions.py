@@ -103,7 +103,7 @@ class Answering(Protocol):
         """Yield the events of a request; closing ends the answer."""
 
 
-class Asked(NamedTuple):
+class ReadRequest(NamedTuple):
     """A request that was read.
 
     Attributes:
@@ -117,7 +117,7 @@ class Asked(NamedTuple):
     has_usage: bool
 
 
-def asked_of(body: Any, name: str, *, is_chat: bool, has_template: bool) -> Asked:
+def asked_of(body: Any, name: str, *, is_chat: bool, has_template: bool) -> ReadRequest:
     """Read the body of a request for the model ``name``; raises ``ProblemError``."""
     if not isinstance(body, dict):
         raise ProblemError("the body has to be a JSON object")
@@ -143,7 +143,7 @@ def asked_of(body: Any, name: str, *, is_chat: bool, has_template: bool) -> Aske
     }
     request["max_new_tokens"] = min(request["max_new_tokens"], MAX_NEW_TOKENS)
     request["seed"] %= 1 << 31
-    return Asked(request, _flag(given, "stream"), _flag(options, "include_usage"))
+    return ReadRequest(request, _flag(given, "stream"), _flag(options, "include_usage"))
 
 
 def _no_model(wanted: str, name: str, *, param: str | None = None) -> ProblemError:
@@ -271,7 +271,7 @@ class Completions:
                 return _json(form.whole(text))
         return Response(status_code=HTTPStatus.BAD_REQUEST)  # nobody reads it
 
-    async def _begin(self, asked: Asked) -> _Answer:
+    async def _begin(self, asked: ReadRequest) -> _Answer:
         """Wait for the turn of a request."""
         if self._waiting >= MAX_WAITING:
             raise ProblemError(

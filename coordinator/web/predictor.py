@@ -29,16 +29,16 @@ def answer(question: Mapping[str, Any]) -> dict[str, Any]:
     """Answer one question.
 
     Args:
-        question: ``plan``, ``profile`` (as JSON texts), ``optimizer``, ``dtype``, ``steps`` (number of measured steps
-            to compare; 0 = as many as can be predicted), ``speeds`` by node, ``rates`` by link, both as factors, and
-            ``microbatches`` (0 = unchanged).
+        question: ``plan``, ``profile`` (as JSON texts), ``settings`` (the fields of ``MemorySettings``), ``steps``
+            (number of measured steps to compare; 0 = as many as can be predicted), ``speeds`` by node, ``rates`` by
+            link, both as factors, and ``microbatches`` (0 = unchanged).
 
     Returns:
         ``steps``, and the seconds ``before_s`` and ``after_s`` of so many; ``whole_before_s`` and ``whole_after_s`` of
         all steps if these are few enough; or ``error``.
     """
     try:
-        what_if = _what_if(question["plan"], question["profile"], question["optimizer"], question["dtype"])
+        what_if = _what_if(question["plan"], question["profile"], MemorySettings(**question["settings"]))
         changes = _changes(question, what_if.profile)
         steps = _steps(what_if.plan, int(question["steps"]))
         comparison = {"steps": steps, **_seconds(what_if, steps, changes, "")}
@@ -50,12 +50,12 @@ def answer(question: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=2)
-def _what_if(plan_text: str, profile_text: str, optimizer: str, dtype: str) -> WhatIf:
+def _what_if(plan_text: str, profile_text: str, settings: MemorySettings) -> WhatIf:
     plan, profile = Plan.from_json(json.loads(plan_text)), Profile.from_json(json.loads(profile_text))
     newest = dataclasses.replace(
         plan.placements[-1], placement_number=0, first_turn=0
     )  # a run that has moved stays there
-    return WhatIf(plan=Plan(plan.course, (newest,)), profile=profile, settings=MemorySettings(optimizer, dtype))
+    return WhatIf(plan=Plan(plan.course, (newest,)), profile=profile, settings=settings)
 
 
 def _changes(question: Mapping[str, Any], profile: Profile) -> list[str]:

@@ -52,7 +52,7 @@ class PageServer:
     def __init__(self, page_data: PageData, bind: str, *, token_file: Path | None = None) -> None:
         require_web()
         self.page_data = page_data
-        host, port = split_address(bind, option="--web")
+        host, port = split_address(bind, option="--web", example="127.0.0.1:7080")
         self._socket = bound(host, port, bind, what="the page", option="--web")
         self.address = join_address(host, self._socket.getsockname()[1])
         is_local = is_loopback(self.address)

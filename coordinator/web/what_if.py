@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from coordinator.web.page_state import PageState
+from ringtune.costs.memory_sizes import MemorySettings
 from ringtune.errors import BusyError, DeadlineError, RingTuneError, UsageError
 
 DEADLINE_S: Final = 30.0
@@ -117,8 +118,7 @@ class SimulatorProcess:
         return {
             "plan": json.dumps(state.plan.to_json()),
             "profile": json.dumps(state.profile.to_json()),
-            "optimizer": state.job.train.optimizer,
-            "dtype": state.job.model.dtype,
+            "settings": MemorySettings.of_job(state.job)._asdict(),
             "steps": done.step // local * local if done and not state.is_over else done.step if done else 0,
         }
 

@@ -47,7 +47,7 @@ from ringtune.transport.channels import MAX_WORKERS
 from ringtune.transport.codecs import GrantReader
 from ringtune.transport.endpoints import is_allowed
 from ringtune.transport.parties import node_party
-from ringtune.transport.speaker import is_encrypted
+from ringtune.transport.speaker import speaker
 from ringtune.transport.tls import handshake_problem
 
 if TYPE_CHECKING:
@@ -285,7 +285,9 @@ def open_links(
     """Open a link to each node to which this one sends.
 
     Raises:
-        ConnectionFailedError: a node can't be reached in time, or only without encryption; names it.
+        ConnectionFailedError, FrameError: a node can't be reached in time, or only without encryption, or does not take
+            the link; with that node as ``peer``.
+        TrustError: the certificate of this node is not valid now.
         PlanError: more nodes send to this one than it can serve.
         InterruptedRunError: the run was released meanwhile.
     """
@@ -327,18 +329,19 @@ def _open_link(backend: TorchBackend, active: ActiveRun, target: str, address: s
             active.check_wanted()
             may_pass = isinstance(error, FrameError | ConnectionFailedError)
             if not may_pass or time.monotonic() + _LINK_RETRY_S > deadline_s:
-                _require_trust(active.node, target, address, error)
-                kind = FrameError if isinstance(error, FrameError) else ConnectionFailedError
-                failed = kind(f"node {active.node} can't send to node {target}: {error}")
-                failed.peer = target
-                raise failed from error
+                raise _link_error(active.node, target, address, error) from error
             _LOG.debug("link to %s not open yet: %s", target, error)
         active.cancelled.wait(_LINK_RETRY_S)
 
 
-def _require_trust(node: str, target: str, address: str, error: RingTuneError) -> None:
-    """Raise a certificate error if one is the reason for a failed link."""
-    if is_encrypted() and isinstance(error, ConnectionFailedError):
-        why = handshake_problem(str(error), address, node_party(target))
-        if why:
-            raise TrustError(f"node {node} can't send to node {target}: {why}") from error
+def _link_error(node: str, target: str, address: str, error: RingTuneError) -> RingTuneError:
+    """Return the error of a link that does not open: of links, with the peer, or of this node's certificate alone."""
+    kind: type[RingTuneError] = FrameError if isinstance(error, FrameError) else ConnectionFailedError
+    why, peer, speaks_for = str(error), target, speaker()
+    if speaks_for is not None and kind is ConnectionFailedError:
+        why = handshake_problem(why, address, node_party(target)) or why
+        if speaks_for.identity.facts.problem_at(time.time()):
+            kind, peer = TrustError, ""
+    failed = kind(f"node {node} can't send to node {target}: {why}")
+    failed.peer = peer
+    return failed

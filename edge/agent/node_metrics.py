@@ -101,7 +101,7 @@ class MetricsServer:
 
     def __init__(self, bind: str, figures: Callable[[], NodeMetrics], *, token_file: Path | None = None) -> None:
         require_metrics()
-        host, port = split_address(bind, option="--metrics")
+        host, port = split_address(bind, option="--metrics", example="127.0.0.1:9100")
         is_local = is_loopback(bind)
         token = "" if is_local else token_of(token_file)
         try:

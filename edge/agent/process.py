@@ -387,8 +387,9 @@ class Membership:
 
     def leave(self) -> None:
         """Stop the heartbeats and notify the coordinator; one that does not answer is no error."""
+        is_member = self._thread.is_alive()  # it may end as soon as it is told to
         self._leaving.set()
-        if not self._thread.is_alive():
+        if not is_member:
             return
         request = control_pb2.LeaveRequest(node=self._identity.node, instance=self._identity.instance)
         try:

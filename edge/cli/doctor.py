@@ -28,7 +28,7 @@ def doctor(
 
     checks = examine(role, model=model, coordinator=coordinator, bind=bind, disk=disk, insecure=insecure, trust=trust)
     is_fit = all(check.level is not Level.FAIL for check in checks)
-    found = {"version": __version__, "is_fit": is_fit, "checks": [check.as_json() for check in checks]}
-    options.show(found, all_lines(checks), as_json=json)
+    report = {"version": __version__, "is_fit": is_fit, "checks": [check.as_json() for check in checks]}
+    options.show(report, all_lines(checks), as_json=json)
     if not is_fit:
         raise typer.Exit(1)

@@ -54,7 +54,7 @@ def resolve_node_name(
         if token.party.role != NODE_ROLE:
             raise TokenError(_another(token_file, token, "a node"))
         return token.party.name, token
-    folders = [trust] if trust else [node_trust(one) for one in ([state] if state else all_states())]
+    folders = [trust] if trust else [node_trust(state_folder) for state_folder in ([state] if state else all_states())]
     joined = [folder for folder in folders if (folder / IDENTITY).is_file()]
     if len(joined) != 1:
         return default_name(), None
@@ -172,8 +172,8 @@ def token_for(party: Party, token_file: Path) -> Token:
     return token
 
 
-def _another(token_file: Path, token: Token, wanted: str) -> str:
-    told = f"the join token in {token_file} is for {token.party}, not for {wanted}"
+def _another(token_file: Path, token: Token, name: str) -> str:
+    told = f"the join token in {token_file} is for {token.party}, not for {name}"
     return f"{told}; make one for the node with 'ringtune coordinator token NAME'"
 
 
@@ -188,11 +188,11 @@ def read_token(file: Path) -> Token:
         raise UsageError(f"can't read --token-file {file}: {error.strerror}; correct the path") from error
 
 
-def require_name(found: Party, wanted: Party, folder: Path) -> None:
+def require_name(certified: Party, party: Party, folder: Path) -> None:
     """Refuse a certificate with another name, and stop using its identity; raises ``TrustError``."""
-    if found != wanted:
+    if certified != party:
         speak_as(None)
-        raise TrustError(f"the certificate in {folder} is of {found}, not of {wanted}; correct --name or --trust")
+        raise TrustError(f"the certificate in {folder} is of {certified}, not of {party}; correct --name or --trust")
 
 
 _CONNECT_S = 0.2
@@ -219,10 +219,10 @@ def find_coordinator(
     elif not insecure and token_file is not None:
         token = token or token_for(party, token_file)
         authorities, what = [token.authority_sha256], "the join token"
-    found = announced(LOOK_S)
-    for one in found:
-        _LOG.info("found the coordinator %s", one)
-    address = choose(found, authorities=authorities, what=what)
+    announcements = announced(LOOK_S)
+    for announcement in announcements:
+        _LOG.info("found the coordinator %s", announcement)
+    address = choose(announcements, authorities=authorities, what=what)
     _LOG.info("joining %s, which has the authority of %s", address, what)
     return address, token
 
@@ -280,18 +280,18 @@ def _read(
     network: Any, names: queue.Queue[str], deadline_s: float, enough: Callable[[Announcement], bool]
 ) -> list[Announcement]:
     """Request the announcement of each name, until the deadline or ``enough``."""
-    found: list[Announcement] = []
-    asked = 0
-    while asked < MAX_FOUND and (left_s := deadline_s - time.monotonic()) > 0:
+    announcements: list[Announcement] = []
+    num_names = 0
+    while num_names < MAX_FOUND and (left_s := deadline_s - time.monotonic()) > 0:
         with contextlib.suppress(queue.Empty):
             name = names.get(timeout=left_s)
-            asked += 1
+            num_names += 1
             info = network.get_service_info(SERVICE, name, timeout=min(_ASK_MS, max(1, int(left_s * 1000))))
-            one = info and read_announcement(
+            announcement = info and read_announcement(
                 name.removesuffix(f".{SERVICE}"), info.parsed_addresses(), info.port, info.properties
             )
-            if one is not None:
-                found.append(one)
-                if enough(one):
+            if announcement is not None:
+                announcements.append(announcement)
+                if enough(announcement):
                     break
-    return found
+    return announcements

@@ -42,7 +42,7 @@ from edge.techniques.activation_checkpointing import (
     storage_bytes,
 )
 from edge.techniques.micro_batches import Handler, MicroBatch, MicroBatches, OpenItem, VersionStore
-from edge.techniques.offload.helper import Sums
+from edge.techniques.offload.helper import GradientSums
 from edge.techniques.offload.runner import OffloadRunner
 from edge.techniques.operations import ScoreCollector
 from edge.techniques.velora import Projections, Vectors
@@ -620,7 +620,7 @@ class CheckpointPart:
         is_sum = self._course.helper_settings.users == COLLABORATION
         file = TensorFile(write_tensors(_for_node(tensors, installed, is_sum=is_sum)), where=_WHERE)
         own = ShardContent(trained, self._hosted.optimizers, installed=installed, where=_WHERE, part="blocks")
-        state, sums = own.state(), Sums(self._offloading.added_up(trained))
+        state, sums = own.state(), GradientSums(self._offloading.added_up(trained))
         given = {prefix: small_tensors(file, prefix) for prefix in (VECTORS, PAIRS, SUMS)}
         state.check(file, besides=tuple(f"{prefix}{name}" for prefix, found in given.items() for name in found))
         sums.check(given[SUMS], where=_WHERE)

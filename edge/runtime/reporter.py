@@ -256,7 +256,7 @@ class Reporter:
                 _LOG.exception("a report of run %s failed", self._run_id)
                 self._on_refused(f"reports can't be sent: {internal_error(error)}")
                 return
-            if not is_wanted or self._closing.is_set():
+            if not is_wanted or (self._closing.is_set() and not self._entries):
                 return
 
     def _deliver(self) -> bool:

@@ -101,10 +101,10 @@ class ActivationCache:
         except OSError as error:
             self._lose(f"{self._folder}: {error.strerror}")
             return ()
-        found = self._files.setdefault(key, {})
-        self.held_bytes += size_bytes - found.get(place, 0)
+        sizes = self._files.setdefault(key, {})
+        self.held_bytes += size_bytes - sizes.get(place, 0)
         self.max_held_bytes = max(self.max_held_bytes, self.held_bytes)
-        found[place] = size_bytes
+        sizes[place] = size_bytes
         return ()
 
     def read(self, action: Action, entry: OpenItem) -> tuple[()]:
@@ -151,14 +151,14 @@ class ActivationCache:
         if prefix >= self._prefix:
             return
         self._prefix = prefix
-        for key, found in list(self._files.items()):
-            for place in [place for place in found if place[0] > prefix]:
-                self.held_bytes -= found.pop(place)
+        for key, sizes in list(self._files.items()):
+            for place in [place for place in sizes if place[0] > prefix]:
+                self.held_bytes -= sizes.pop(place)
                 try:
                     self._path(key, *place).unlink(missing_ok=True)
                 except OSError as error:
                     self._lose(f"{self._path(key, *place)} can't be deleted: {error.strerror}")
-            if not found:
+            if not sizes:
                 del self._files[key]
 
     def _lose(self, problem: str) -> None:

@@ -8,7 +8,7 @@ Where only the input is kept, the forward's graph is dropped right after the blo
 at a time. The forward makes a graph nevertheless, so that both runs are the same computation with the same bits. Only
 dropout masks are not drawn again.
 
-``DropoutMasks`` keeps a bit for each value, 1/32 of the graph's memory for it. For BERT's 16 x 12 attention maps of
+``PackedMasks`` keeps a bit for each value, 1/32 of the graph's memory for it. For BERT's 16 x 12 attention maps of
 128 x 128 the draw is 15 of the 17 ms of a dropout on one core. Below autograd every dropout on the CPU, fused ones
 included, is one call of ``bernoulli_``, which is recorded in the first run and replayed in the second.
 
@@ -212,7 +212,7 @@ class Recomputed:
         masks: of its dropout; None without dropout.
     """
 
-    def __init__(self, forward: BlockForward, hidden: torch.Tensor, block: int, masks: DropoutMasks | None) -> None:
+    def __init__(self, forward: BlockForward, hidden: torch.Tensor, block: int, masks: PackedMasks | None) -> None:
         self._forward, self._hidden, self._block, self._masks = forward, hidden, block, masks
 
     def backward(self, grad: torch.Tensor) -> torch.Tensor | None:
@@ -232,7 +232,7 @@ class Recomputed:
 
 def recompute(forward: BlockForward, hidden: torch.Tensor, block: int) -> tuple[Recomputed, torch.Tensor]:
     """Run a block; return its saved input, and the detached output."""
-    masks = DropoutMasks() if forward.has_dropout else None
+    masks = PackedMasks() if forward.has_dropout else None
     with contextlib.nullcontext() if masks is None else masks.drawn():
         y = forward.run(forward.leaf(hidden, block), block, block + 1)
     return Recomputed(forward, hidden, block, masks), y.detach()
@@ -243,7 +243,7 @@ _DRAWS_NOTHING: Final = torch.ops.aten._scaled_dot_product_flash_attention_for_c
 """Tagged as a random operation, but without dropout on the CPU."""
 
 
-class DropoutMasks:
+class PackedMasks:
     """Dropout masks of one block of one micro-batch, in the order of their draws.
 
     Attributes:
@@ -280,15 +280,15 @@ class DropoutMasks:
 
 
 class _MaskRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self, masks: DropoutMasks) -> None:
+    def __init__(self, masks: PackedMasks) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._masks = masks
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if torch.Tag.nondeterministic_seeded in func.tags and func is not _DRAWS_NOTHING:
-            self._masks.keep(func, found)
-        return found
+            self._masks.keep(func, result)
+        return result
 
 
 class _MaskReplay(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -306,11 +306,11 @@ class _MaskReplay(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
     """Bytes of each distinct storage under these tensors, by address: a tensor and its view count once."""
-    found: dict[int, int] = {}
+    bytes_at: dict[int, int] = {}
     for tensor in tensors:
         storage = tensor.untyped_storage()
-        found[storage.data_ptr()] = storage.nbytes()
-    return found
+        bytes_at[storage.data_ptr()] = storage.nbytes()
+    return bytes_at
 
 
 def saved_tensors(output: torch.Tensor) -> list[torch.Tensor]:

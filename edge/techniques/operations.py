@@ -43,10 +43,10 @@ class ScoredSlices(NamedTuple):
 
     def by_name(self) -> dict[str, list[WeightSlice]]:
         """Group all slices by their parameter."""
-        found: dict[str, list[WeightSlice]] = {}
+        slices: dict[str, list[WeightSlice]] = {}
         for part in (*(part for parts in self.own for part in parts), *self.shared):
-            found.setdefault(part.name, []).append(part)
-        return found
+            slices.setdefault(part.name, []).append(part)
+        return slices
 
 
 Sums = dict[WeightSlice, dict[Score, torch.Tensor]]
@@ -89,9 +89,11 @@ class ScoreCollector:
     def reduce(self, item: Item, action: Action) -> None:
         """Reduce the sums of a backward's blocks to one number for each score and subnet."""
         keys = ((item.seq, action.micro, block) for block in range(action.start, action.stop))
-        found = {key[-1]: sums for key in keys if (sums := self._open.pop(key, None)) is not None}
-        rows = iter(_read([self._row(block, score, found[block]) for block in found for score in self._by_gradient]))
-        for block in found:
+        sums_of = {key[-1]: sums for key in keys if (sums := self._open.pop(key, None)) is not None}
+        rows = iter(
+            _read([self._row(block, score, sums_of[block]) for block in sums_of for score in self._by_gradient])
+        )
+        for block in sums_of:
             values = {score: next(rows) for score in self._by_gradient}
             entry = self._block_scores(item, action.micro, block, values)
             self._done.setdefault(item.turn, {}).setdefault(item.seq, []).append(entry)
@@ -101,7 +103,9 @@ class ScoreCollector:
         done = self._done.pop(turn, {})
         self._magnitudes = {key: row for key, row in self._magnitudes.items() if key[0] != turn}
         return tuple(
-            found for seq in sorted(done) for found in sorted(done[seq], key=lambda found: (found.micro, found.block))
+            scores
+            for seq in sorted(done)
+            for scores in sorted(done[seq], key=lambda scores: (scores.micro, scores.block))
         )
 
     def _watch(self, item: Item, micro: int, block: int) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
@@ -171,8 +175,8 @@ class ScoreCollector:
         slices, zero = self._slices_of(block), torch.zeros((), dtype=torch.float64, device=device)
 
         def total(parts: Sequence[WeightSlice]) -> torch.Tensor:
-            found = (sums[part][score] for part in parts if part in sums)
-            return functools.reduce(torch.add, found, zero)
+            terms = (sums[part][score] for part in parts if part in sums)
+            return functools.reduce(torch.add, terms, zero)
 
         return torch.stack([total(parts) for parts in slices.own]) + total(slices.shared) / len(slices.own)
 
@@ -201,20 +205,20 @@ def _reduce(
     sums: Sums,
 ) -> None:
     for part in parts:
-        found: dict[Score, torch.Tensor] = {}
+        total: dict[Score, torch.Tensor] = {}
         for w, g in zip(_chunks(weight, part), _chunks(weight if gradient is None else gradient, part), strict=True):
             for score in scores:
                 value = _sum(score, w, g)
-                found[score] = found[score] + value if score in found else value
-        sums[part] = found
+                total[score] = total[score] + value if score in total else value
+        sums[part] = total
 
 
 def _chunks(tensor: torch.Tensor, part: WeightSlice) -> Iterator[torch.Tensor]:
     """Yield a part of a tensor, some rows at a time, in float64."""
-    own = tensor.narrow(part.dimension, part.start, part.stop - part.start)
-    rows = max(1, _CHUNK * len(own) // max(1, own.numel()))
-    for start in range(0, len(own), rows):
-        yield own[start : start + rows].double()
+    values = tensor.narrow(part.dimension, part.start, part.stop - part.start)
+    rows = max(1, _CHUNK * len(values) // max(1, values.numel()))
+    for start in range(0, len(values), rows):
+        yield values[start : start + rows].double()
 
 
 def _sum(score: Score, weight: Any, gradient: Any) -> torch.Tensor:

@@ -98,7 +98,7 @@ class Projections:
     def __init__(self, velora: Velora, skeleton: Skeleton, *, start: int, stop: int, seed: int) -> None:
         blocks = [index for index in range(start, stop) if velora.has_block(index)]
         self.layers = {index: chosen_layers(velora, skeleton, index) for index in blocks}
-        sizes = {layer.name: velora.subtoken_size(layer.inputs) for found in self.layers.values() for layer in found}
+        sizes = {layer.name: velora.subtoken_size(layer.inputs) for chosen in self.layers.values() for layer in chosen}
         self.vectors = Vectors(sizes, init=velora.init, seed=seed)
 
     @contextlib.contextmanager
@@ -117,9 +117,9 @@ class Projections:
 
 def chosen_layers(velora: Velora, skeleton: Skeleton, index: int) -> list[ChosenLayer]:
     """List the layers of one block that are named and train; raises ``JobError``."""
-    found: list[ChosenLayer] = []
+    chosen: list[ChosenLayer] = []
     if not any(parameter.requires_grad for parameter in skeleton.blocks[index].parameters()):
-        return found
+        return chosen
     for word in velora.layers:
         layers = list(_layers(skeleton, index, word))
         if not layers and not skeleton.layout.layout.is_unlike:  # another block may have it
@@ -127,8 +127,8 @@ def chosen_layers(velora: Velora, skeleton: Skeleton, index: int) -> list[Chosen
                 f"velora.layers has {word!r}, but nothing of that kind trains in block {index}: a frozen layer keeps "
                 "no input anyway; leave it out"
             )
-        found += [layer for layer in layers if all(layer.name != other.name for other in found)]
-    for layer in found:
+        chosen += [layer for layer in layers if all(layer.name != other.name for other in chosen)]
+    for layer in chosen:
         if problem := velora.misfit(layer.inputs, f"the input of {layer.name}"):
             raise JobError(problem)
     model_type = skeleton.layout.model_type
@@ -142,7 +142,7 @@ def chosen_layers(velora: Velora, skeleton: Skeleton, index: int) -> list[Chosen
             f"velora.layers has 'down', but the activation function of this {model_type} keeps the "
             "input of that layer anyway; leave it out"
         )
-    return found
+    return chosen
 
 
 def _keeps_down_input(skeleton: Skeleton, index: int) -> bool:
@@ -179,7 +179,7 @@ def _layers(skeleton: Skeleton, index: int, word: str) -> Iterator[ChosenLayer]:
 
 def _is_beside(path: str, module: nn.Module, layout: BlockLayout, matrix: str) -> bool:
     """Whether a LoRA or auxiliary model is beside a matrix; a part of a fused one only beside its own."""
-    if hasattr(module, "adapter_down") or not any(path.startswith(f"{own}.") for own in layout.matrices_of(matrix)):
+    if hasattr(module, "adapter_down") or not any(path.startswith(f"{owner}.") for owner in layout.matrices_of(matrix)):
         return False
     if enabled := getattr(module, "enable_lora", None):  # one LoRA beside some parts of a fused matrix
         return bool(enabled[FUSED_PARTS.index(matrix)])
@@ -199,7 +199,7 @@ def _adapter_layers(path: str, module: Any) -> Iterator[ChosenLayer]:
     elif isinstance(getattr(module, "lora_A", None), nn.Parameter) and module.lora_A.dim() == 2:
         first = ChosenLayer(f"{path}.lora_A", module, "lora_A", module.lora_A.shape[1])
     elif isinstance(getattr(module, "adapter_down", None), nn.Sequential):
-        at, linear = next((at, one) for at, one in enumerate(module.adapter_down) if isinstance(one, nn.Linear))
+        at, linear = next((at, layer) for at, layer in enumerate(module.adapter_down) if isinstance(layer, nn.Linear))
         first = ChosenLayer(f"{path}.adapter_down.{at}.weight", linear, "weight", linear.in_features)
     if first is not None and getattr(first.module, first.attribute).requires_grad:
         yield first
@@ -252,14 +252,14 @@ class _Watch(TorchFunctionMode):
         self, func: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, ranges: Ranges
     ) -> torch.Tensor:
         """Run a layer of some subnets, which keeps the projection of its whole input; zeros are for the other ones."""
-        found: torch.Tensor
+        output: torch.Tensor
         name = self._name(weight) or self._name(_base(weight))
         if not name or not torch.is_grad_enabled():
-            found = func(x, weight, bias, ranges)
-            return found
+            output = func(x, weight, bias, ranges)
+            return output
         whole = x if func is active_outputs else whole_inputs(x.detach(), ranges, weight.shape[1])
-        found = func(x, weight, bias, ranges, self._projection(name, whole))
-        return found
+        output = func(x, weight, bias, ranges, self._projection(name, whole))
+        return output
 
     def _chosen(self, func: Any, args: Any, kwargs: Any) -> tuple[str, _Call | None]:
         """Return name and parts of a call of a chosen layer; None for all other calls.
@@ -354,10 +354,10 @@ class Vectors:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the vector of every layer for a checkpoint, empty before the first micro-batch."""
-        found = {layer: self._found.get(layer, torch.zeros(0)) for layer in sorted(self._sizes)}
+        state = {layer: self._found.get(layer, torch.zeros(0)) for layer in sorted(self._sizes)}
         if self._init == "running":
-            found |= {f"{layer}{COUNT}": torch.tensor(self._counts.get(layer, 0)) for layer in sorted(self._sizes)}
-        return found
+            state |= {f"{layer}{COUNT}": torch.tensor(self._counts.get(layer, 0)) for layer in sorted(self._sizes)}
+        return state
 
     def check(self, tensors: Mapping[str, torch.Tensor], *, where: str) -> None:
         """Refuse tensors of other layers or sizes than those of ``tensors()``; raises ``IntegrityError``."""
@@ -438,8 +438,8 @@ def projected_linear(
         vector_M: of the projection; never written to.
     """
     factors = rounded(x), rounded(weight_OD), None if bias_O is None else rounded(bias_O)
-    found: torch.Tensor = _Projected.apply(*factors, z_NP, vector_M, linear)  # type: ignore[no-untyped-call]
-    return found
+    output: torch.Tensor = _Projected.apply(*factors, z_NP, vector_M, linear)  # type: ignore[no-untyped-call]
+    return output
 
 
 class _Projected(torch.autograd.Function):

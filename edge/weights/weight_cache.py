@@ -97,9 +97,9 @@ class ModelCache:
         what, header = f"tensor {entry.name!r}", file_header(entry)
         return CheckedFile(path, what=what, sha256=entry.sha256, nbytes=entry.nbytes, header=header)
 
-    def require_room(self, wanted: Sequence[CheckedFile]) -> None:
+    def require_room(self, files: Sequence[CheckedFile]) -> None:
         """Refuse to fetch files for which the disk has no room; raises ``CapacityError``."""
-        needed_bytes = sum(file.nbytes - file.offset for file in wanted)
+        needed_bytes = sum(file.nbytes - file.offset for file in files)
         free_bytes = shutil.disk_usage(self._folder).free
         if needed_bytes + _SPARE_BYTES > free_bytes:
             raise CapacityError(

@@ -96,19 +96,19 @@ class ModelFetcher:
 
         At most ``timeout_s`` seconds pass. Raises ``ModelError`` or ``RingTuneError``.
         """
-        wanted = PendingFetch(run_id, time.monotonic() + timeout_s, self._begin(run_id))
+        fetch = PendingFetch(run_id, time.monotonic() + timeout_s, self._begin(run_id))
         if self._has_copy(run_id, job):
             return job
-        with self._open(job, wanted) as (cache, peers):
+        with self._open(job, fetch) as (cache, peers):
             files = needed_files(cache.manifest, is_owner=self._options.data is not None)
-            return _at(job, self._outline(cache, files, peers, wanted))
+            return _at(job, self._outline(cache, files, peers, fetch))
 
     def for_run(self, run_id: str, job: Job, plan: Plan, *, timeout_s: float) -> Job:
         """Return the job with a model folder that has the tensors of this node's slice and of its parts as an owner.
 
         At most ``timeout_s`` seconds pass. Raises ``ModelError`` or ``RingTuneError``.
         """
-        wanted = PendingFetch(run_id, time.monotonic() + timeout_s, self._begin(run_id))
+        fetch = PendingFetch(run_id, time.monotonic() + timeout_s, self._begin(run_id))
         if self._has_copy(run_id, job):
             return job
         name = self._options.name
@@ -117,9 +117,9 @@ class ModelFetcher:
         blocks = {*range(plan.placement.private_blocks if is_owner else 0), *range(piece.start, piece.stop)}
         for other in checked_by(plan.placement, name) if job.audit is not None else ():
             blocks |= {*range(plan.slice_of(other).start, plan.slice_of(other).stop)}
-        with self._open(job, wanted) as (cache, peers):
+        with self._open(job, fetch) as (cache, peers):
             files = needed_files(cache.manifest, is_owner=is_owner)
-            config = read_config(self._outline(cache, files, peers, wanted))
+            config = read_config(self._outline(cache, files, peers, fetch))
             tensors = needed_tensors(
                 cache.manifest,
                 config,
@@ -128,7 +128,7 @@ class ModelFetcher:
                 with_decoder=job.model.task in LANGUAGE_TASKS,
                 with_unused=is_owner and job.method.full_parameters,  # the result is a whole model
             )
-            self.fetched_bytes += _fetch_tensors(cache, tensors, peers, wanted)
+            self.fetched_bytes += _fetch_tensors(cache, tensors, peers, fetch)
             return _at(job, cache.publish(files))
 
     @contextlib.contextmanager
@@ -140,12 +140,12 @@ class ModelFetcher:
         if not sha256:
             yield job
             return
-        wanted = PendingFetch(run_id, time.monotonic() + timeout_s, self._begin(run_id))
+        fetch = PendingFetch(run_id, time.monotonic() + timeout_s, self._begin(run_id))
         with tempfile.TemporaryDirectory(prefix="ringtune-") as folder:
             path, what = Path(folder) / INITIAL_FILE, "the file of initial values (adapter.from)"
             file = CheckedFile(path, what=what, sha256=sha256, nbytes=MAX_INITIAL_BYTES)
             with Sources([self._options.coordinator]) as peers:
-                peers.fetch_whole(file, wanted)
+                peers.fetch_whole(file, fetch)
             yield job.with_overrides({"adapter.from": str(path)})
 
     def release(self, run_id: str) -> None:
@@ -183,22 +183,22 @@ class ModelFetcher:
         Without ``--insecure``, plain-text addresses on other machines are left out.
         """
         try:
-            found = self._find_sources()
+            addresses = self._find_sources()
         except grpc.RpcError as error:
             raise error_of_call(error, peer=f"the coordinator {self._options.coordinator}") from error
-        allowed = sorted({address for address in found if is_allowed(address, insecure=self._options.insecure)})
+        allowed = sorted({address for address in addresses if is_allowed(address, insecure=self._options.insecure)})
         start = sum(self._options.name.encode()) % max(1, len(allowed))
         return [*allowed[start:], *allowed[:start], self._options.coordinator]
 
     @contextlib.contextmanager
-    def _open(self, job: Job, wanted: PendingFetch) -> Iterator[tuple[ModelCache, Sources]]:
+    def _open(self, job: Job, fetch: PendingFetch) -> Iterator[tuple[ModelCache, Sources]]:
         """Connect to the sources, and lock the cache of the model, inside the context."""
         with Sources(self._sources()) as peers:
-            cache = self._cache(job, peers, wanted)
-            with cache.locked(deadline_s=wanted.deadline_s, stop=wanted.stop):
+            cache = self._cache(job, peers, fetch)
+            with cache.locked(deadline_s=fetch.deadline_s, stop=fetch.stop):
                 yield cache, peers
 
-    def _cache(self, job: Job, peers: Sources, wanted: PendingFetch) -> ModelCache:
+    def _cache(self, job: Job, peers: Sources, fetch: PendingFetch) -> ModelCache:
         if not self._model_sha256:
             raise ModelError(
                 f"node {self._options.name} has no model folder {job.model.path}, and the coordinator named no model "
@@ -206,7 +206,7 @@ class ModelFetcher:
             )
         if self._manifest is None or self._manifest.sha256 != self._model_sha256:
             try:
-                self._manifest = peers.manifest(wanted, self._model_sha256)
+                self._manifest = peers.manifest(fetch, self._model_sha256)
             except ModelError as error:
                 raise ModelError(
                     f"node {self._options.name} has no model folder {job.model.path}, and {error}; check model.path, "
@@ -215,22 +215,22 @@ class ModelFetcher:
         root = self._options.cache
         return ModelCache(root, self._manifest, name_of_folder(Path(job.model.path)))
 
-    def _outline(self, cache: ModelCache, files: Sequence[FileEntry], peers: Sources, wanted: PendingFetch) -> Path:
+    def _outline(self, cache: ModelCache, files: Sequence[FileEntry], peers: Sources, fetch: PendingFetch) -> Path:
         missing = [file for file in map(cache.file, files) if not file.is_complete()]
-        _complete(cache, missing, peers, wanted)
+        _complete(cache, missing, peers, fetch)
         folder = cache.write_outline()
         read_config(folder)  # checks it by allow-list before any other use
         return folder
 
 
-def _fetch_tensors(cache: ModelCache, tensors: Sequence[TensorEntry], peers: Sources, wanted: PendingFetch) -> int:
+def _fetch_tensors(cache: ModelCache, tensors: Sequence[TensorEntry], peers: Sources, fetch: PendingFetch) -> int:
     """Fetch the missing tensors; return the bytes received. Of tensors with equal content one is fetched."""
     start_s = time.monotonic()
     missing = [file for file in map(cache.tensor, tensors) if not file.is_complete()]
     first: dict[str, CheckedFile] = {}
     for file in missing:
         first.setdefault(file.sha256, file)
-    came = _complete(cache, list(first.values()), peers, wanted)
+    came = _complete(cache, list(first.values()), peers, fetch)
     for file in missing:
         if first[file.sha256] is not file:
             for data in first[file.sha256].content():
@@ -238,7 +238,7 @@ def _fetch_tensors(cache: ModelCache, tensors: Sequence[TensorEntry], peers: Sou
             file.finish()
     _LOG.info(
         "run %s: %d of %d tensors were in the cache; %s were fetched in %.1f s",
-        wanted.run_id,
+        fetch.run_id,
         len(tensors) - len(missing),
         len(tensors),
         format_bytes(came),
@@ -247,11 +247,11 @@ def _fetch_tensors(cache: ModelCache, tensors: Sequence[TensorEntry], peers: Sou
     return came
 
 
-def _complete(cache: ModelCache, missing: Sequence[CheckedFile], peers: Sources, wanted: PendingFetch) -> int:
+def _complete(cache: ModelCache, missing: Sequence[CheckedFile], peers: Sources, fetch: PendingFetch) -> int:
     for file in missing:
         file.resume()
     cache.require_room(missing)
-    return peers.fetch(missing, wanted)
+    return peers.fetch(missing, fetch)
 
 
 def _at(job: Job, folder: Path) -> Job:
@@ -282,7 +282,7 @@ class Sources:
         for channel in self._channels.values():
             channel.close()
 
-    def manifest(self, wanted: PendingFetch, sha256: str) -> ModelManifest:
+    def manifest(self, fetch: PendingFetch, sha256: str) -> ModelManifest:
         """Get the manifest with digest ``sha256`` from the first source that has it.
 
         Later calls ask that source first, and sources that refused no more. A source that does not know the run yet is
@@ -292,11 +292,11 @@ class Sources:
         waiting = list(self.addresses)
         while waiting:
             for address in tuple(waiting):
-                wanted.check("the manifest of the model")
+                fetch.check("the manifest of the model")
                 try:
-                    manifest = self._ask(address, wanted, sha256)
+                    manifest = self._ask(address, fetch, sha256)
                 except _CALL_ERRORS as raised:
-                    wanted.check("the manifest of the model")
+                    fetch.check("the manifest of the model")
                     error = _as_error(raised, address)
                     if isinstance(error, FrameError | BusyError):  # the source does not know the run yet
                         continue
@@ -306,11 +306,11 @@ class Sources:
                     others = (other for other in self.addresses if other not in answers and other != address)
                     self.addresses = (address, *others)
                     return manifest
-            wanted.stop.wait(_ASK_AGAIN_S if waiting else 0.0)
+            fetch.stop.wait(_ASK_AGAIN_S if waiting else 0.0)
         said = "; ".join(f"{address}: {answer}" for address, answer in answers.items()) or "there was no source"
         raise ModelError(f"no node has a copy of the model that this one could fetch ({said})")
 
-    def fetch(self, files: Sequence[CheckedFile], wanted: PendingFetch) -> int:
+    def fetch(self, files: Sequence[CheckedFile], request: PendingFetch) -> int:
         """Fetch the missing bytes of ``files``, with ``resume`` called, until all are complete; return bytes received.
 
         Raises as ``SourceRotation.after``, ``DeadlineError``, or ``InterruptedRunError`` after a release of the run.
@@ -321,47 +321,47 @@ class Sources:
             _finish_if_whole(file)
         while missing := [file for file in files if not file.path.is_file()][:_MAX_PIECES]:
             what = f"{missing[0].what} and {len(missing) - 1} more"
-            wanted.check(what)
+            request.check(what)
             address, before = sources.address, came
             error: RingTuneError | None = None
             try:
-                for got in self._stream(address, missing, wanted):
+                for got in self._stream(address, missing, request):
                     came += got
             except _CALL_ERRORS as raised:
-                wanted.check(what)
+                request.check(what)
                 error = _as_error(raised, address)
                 if isinstance(error, DamagedError):
                     for file in files:  # with bytes of this source, which sent a wrong digest
                         if address in file.origins and not file.path.is_file():
                             file.discard()
-            wanted.stop.wait(sources.after(error, what=what, is_further=came > before))
+            request.stop.wait(sources.after(error, what=what, is_further=came > before))
         return came
 
-    def fetch_whole(self, file: CheckedFile, wanted: PendingFetch) -> None:
+    def fetch_whole(self, file: CheckedFile, fetch: PendingFetch) -> None:
         """Fetch a file of unknown size, which is whole when a stream has ended; raises ``RingTuneError``."""
         sources = SourceRotation(self.addresses)
         while True:
-            wanted.check(file.what)
+            fetch.check(file.what)
             before = file.offset
             try:
-                for _ in self._stream(sources.address, [file], wanted):
+                for _ in self._stream(sources.address, [file], fetch):
                     pass
                 file.finish()
                 return
             except _CALL_ERRORS as raised:
-                wanted.check(file.what)
+                fetch.check(file.what)
                 error = _as_error(raised, sources.address)
             if isinstance(error, ModelError | IntegrityError):  # asking again would not help
                 raise type(error)(f"{file.what} can't be fetched: {error}")
-            wanted.stop.wait(sources.after(error, what=file.what, is_further=file.offset > before))
+            fetch.stop.wait(sources.after(error, what=file.what, is_further=file.offset > before))
 
     # ---- one call -----------------------------------------------------------------------------------
 
-    def _ask(self, address: str, wanted: PendingFetch, sha256: str) -> ModelManifest:
+    def _ask(self, address: str, fetch: PendingFetch, sha256: str) -> ModelManifest:
         """Ask one source for its manifest; no idle limit, because the source hashes its copy first."""
-        request = weights_pb2.ManifestRequest(run_id=wanted.run_id, sha256=sha256)
-        call: Any = self._stub(address).Manifest.future(request, timeout=wanted.left_s())
-        with IdleWatchdog(call, wanted, idle_s=math.inf):
+        request = weights_pb2.ManifestRequest(run_id=fetch.run_id, sha256=sha256)
+        call: Any = self._stub(address).Manifest.future(request, timeout=fetch.left_s())
+        with IdleWatchdog(call, fetch, idle_s=math.inf):
             manifest = manifest_from_proto(call.result())
         if manifest.sha256 != sha256:
             raise IntegrityError(
@@ -369,17 +369,17 @@ class Sources:
             )
         return manifest
 
-    def _stream(self, address: str, files: Sequence[CheckedFile], wanted: PendingFetch) -> Iterator[int]:
+    def _stream(self, address: str, files: Sequence[CheckedFile], fetch: PendingFetch) -> Iterator[int]:
         """Fetch all missing pieces from one source in one call; yield the bytes of each message after their write."""
         request = weights_pb2.FetchRequest(
-            run_id=wanted.run_id,
+            run_id=fetch.run_id,
             pieces=[weights_pb2.Piece(sha256=bytes.fromhex(file.sha256), offset=file.offset) for file in files],
         )
         # one that sends a byte now and then leaves half of the time to the others; what has arrived is kept
-        timeout_s = min(wanted.left_s(), max(wanted.idle_s, wanted.left_s() / 2))
+        timeout_s = min(fetch.left_s(), max(fetch.idle_s, fetch.left_s() / 2))
         call = self._stub(address).Fetch(request, timeout=timeout_s)
         last = -1
-        with IdleWatchdog(call, wanted, idle_s=wanted.idle_s) as watch:
+        with IdleWatchdog(call, fetch, idle_s=fetch.idle_s) as watch:
             for chunk in call:
                 watch.saw_progress()
                 if not last <= chunk.piece < len(files) or not 0 < len(chunk.data) <= CHUNK_BYTES:
@@ -501,8 +501,8 @@ class SourceRotation:
 class IdleWatchdog:
     """Cancels a call without progress for ``idle_s``, or after its run was released."""
 
-    def __init__(self, call: Any, wanted: PendingFetch, *, idle_s: float) -> None:
-        self._call, self._wanted, self._idle_s = call, wanted, idle_s
+    def __init__(self, call: Any, fetch: PendingFetch, *, idle_s: float) -> None:
+        self._call, self._wanted, self._idle_s = call, fetch, idle_s
         self._seen_s = time.monotonic()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watch-fetch", daemon=True)

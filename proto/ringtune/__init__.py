@@ -21,8 +21,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'ringtune' has no attribute {name!r}")
     from ringtune.entry_points import load_target, targets_of
 
-    found = globals()[name] = load_target(targets_of(_GROUP)[name])
-    return found
+    value = globals()[name] = load_target(targets_of(_GROUP)[name])
+    return value
 
 
 def __dir__() -> list[str]:

@@ -48,22 +48,22 @@ def command_targets() -> dict[str, str]:
 
 def all_commands() -> dict[str, Any]:
     """Load all commands and sub-commands, keyed by their words, such as ``coordinator token``."""
-    found: dict[str, Any] = {}
+    commands: dict[str, Any] = {}
     for name, target in command_targets().items():
-        command = found[name] = _load(name, target)
+        command = commands[name] = _load(name, target)
         for below, inner in getattr(command, "commands", {}).items():
-            found[f"{name} {below}"] = inner
-    return found
+            commands[f"{name} {below}"] = inner
+    return commands
 
 
 def _load(name: str, target: str) -> Any:
     try:
-        found = load_target(target)
+        target_object = load_target(target)
     except ModuleNotFoundError as error:
         return _missing(name, str(error.name))
-    app = found if isinstance(found, typer.Typer) else typer.Typer(add_completion=False)
-    if app is not found:
-        app.command(name)(found)
+    app = target_object if isinstance(target_object, typer.Typer) else typer.Typer(add_completion=False)
+    if app is not target_object:
+        app.command(name)(target_object)
     return _prepared(name, typer.main.get_command(app))
 
 
@@ -142,15 +142,15 @@ class LazyGroup(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the command; turn an error of RingTune into a message and an exit code."""
         try:
-            found = super().invoke(ctx)
+            result = super().invoke(ctx)
             _require_printed(str(ctx.invoked_subcommand))
-            return found
+            return result
         except RingTuneError as error:
             _show(error)
             raise typer.Exit(error.exit_code) from error
         except TyperException as error:  # an unknown option or command, a value of the wrong type
-            asked = " ".join(filter(None, (ctx.command_path, ctx.invoked_subcommand)))
-            _refuse(error, asked)
+            command = " ".join(filter(None, (ctx.command_path, ctx.invoked_subcommand)))
+            _refuse(error, command)
         except OSError as error:
             if error.errno not in _NO_PATH or error.filename is None:
                 raise
@@ -172,11 +172,11 @@ def _require_printed(command: str) -> None:
         raise StorageError(f"standard output can't be written: {lost.strerror}; make room and call it again")
 
 
-def _refuse(error: TyperException, asked: str) -> NoReturn:
+def _refuse(error: TyperException, command: str) -> NoReturn:
     old = str(getattr(error, "option_name", ""))
-    new = RENAMED.get((asked.rpartition(" ")[2], old))
+    new = RENAMED.get((command.rpartition(" ")[2], old))
     what = f"{old} is called {new} now" if new else error.format_message().rstrip(".")
-    _show(UsageError(f"{what}; see '{asked} --help'"))
+    _show(UsageError(f"{what}; see '{command} --help'"))
     raise typer.Exit(UsageError.exit_code) from error
 
 
@@ -211,8 +211,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_set: bool) -> None:
+    if is_set:
         typer.echo(f"ringtune {__version__}")
         raise typer.Exit
 

@@ -18,8 +18,8 @@ def targets_of(group: str) -> dict[str, str]:
 
     Those of a checkout take precedence over installed ones.
     """
-    found = {entry.name: entry.value for entry in entry_points(group=group)}
-    return dict(sorted((found | _targets_of_checkout(group)).items()))
+    targets = {entry.name: entry.value for entry in entry_points(group=group)}
+    return dict(sorted((targets | _targets_of_checkout(group)).items()))
 
 
 def load_target(target: str) -> Any:

@@ -182,13 +182,13 @@ class InterruptedRunError(RingTuneError):
 
 def all_errors() -> tuple[type[RingTuneError], ...]:
     """Return every class of the tree, breadth first from the root, siblings sorted by name."""
-    found: list[type[RingTuneError]] = []
+    classes: list[type[RingTuneError]] = []
     queue: list[type[RingTuneError]] = [RingTuneError]
     while queue:
         cls = queue.pop(0)
-        found.append(cls)
+        classes.append(cls)
         queue.extend(sorted(cls.__subclasses__(), key=lambda sub: sub.__name__))
-    return tuple(found)
+    return tuple(classes)
 
 
 def error_from_name(name: str, message: str) -> RingTuneError:

@@ -40,7 +40,7 @@ def printable(text: str, *, most: int = MAX_CHARACTERS) -> str:
     if len(text) > most:
         kept = most // 2
         text = f"{text[:kept]} … {len(text) - 2 * kept:,} characters … {text[-kept:]}"
-    return _HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _HIDDEN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def shown(name: str) -> str:

@@ -102,9 +102,3 @@ def test_glossary_has_its_words_in_order() -> None:
     for group in {entry.group for entry in ENTRIES}:
         of_group = [entry.word for entry in ENTRIES if entry.group == group]
         assert of_group == sorted(of_group), group
-
-
-@cases("name", ["ringtune.nowhere", "ringtune.schedule.turns.Tour", "ringtune.schedule.turns.Turn.rund"])
-def test_glossary_check_sees_a_name_that_is_gone(name: str) -> None:
-    """A module, a class or a field that was renamed is found."""
-    assert not exists(name)

@@ -9,14 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from typer.testing import CliRunner
 
 from coordinator.cli import train
 from coordinator.screen.progress import join_lines, listening_line, reachable_address
 from ringtune import cli
 from ringtune.errors import JobError
-from ringtune.hints import hint, hint_to_start_coordinator
+from ringtune.hints import hint_to_start_coordinator
 from ringtune.transport.speaker import speaking_as
 from tests.contract.transport.test_tls import COORDINATOR_ITSELF
 from tests.support.cases import cases
@@ -147,11 +146,3 @@ def test_hints_to_resume_can_be_typed(typed: list[str]) -> None:
     assert "can't read the job file" in done.stderr, done.stderr
     assert done.exit_code == JobError.exit_code
     assert ("--set" in typed) == ("--set train.seed=1" in line)
-
-
-def test_hints_check_sees_what_can_not_be_typed() -> None:
-    """Negative control: an unknown command, an unknown option, and a missing argument."""
-    for line in ("ringtune nods", "ringtune nodes --coord X", "ringtune plan", "ringtune train JOB --local x --out D"):
-        with pytest.raises(Exception, match=r"nods|No such option|Missing|^$|valid integer"):
-            parse(line)
-    assert hint("plan", "my job.toml") == "ringtune plan 'my job.toml'"

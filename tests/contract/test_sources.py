@@ -109,12 +109,6 @@ def test_structure_has_no_circle(folder: str) -> None:
     assert not found, f"{folder or 'the house'}: {ties}"
 
 
-def test_structure_check_sees_a_circle() -> None:
-    """Negative control: a loop is found, and what merely leads to it is not a part of what stands below."""
-    assert circle_in({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == ["a", "b", "c"]
-    assert circle_in({"a": {"b"}, "b": {"c"}, "c": set()}) == []
-
-
 # ---- who knows the methods and the head ------------------------------------------------------------
 
 
@@ -156,39 +150,6 @@ def test_structure_keeps_names_of_methods_in_the_methods() -> None:
 def test_structure_asks_for_the_head_by_its_name() -> None:
     """Whether a unit is the head is asked of the head's unit, not of the number of blocks."""
     assert [entry for entry in comparisons() if asks_for_the_head_by_a_number(entry[2])] == []
-
-
-@cases(
-    ("code", "is_found"),
-    [
-        ("plan.course.method.name == 'x'", True),
-        ("kind == 'ringada'", True),
-        ("match kind:\n    case 'single': pass", True),
-        ("job.train.method == other", True),
-        ("job.train.method in ('all', 'x')", True),
-        ("layers != 'all'", False),
-        ("method == self.method", False),
-        ("course.method.in_flight(course, 1) > 1", False),
-    ],
-)
-def test_structure_check_sees_a_name_of_a_method(code: str, is_found: bool) -> None:
-    """Negative control of the search above."""
-    assert any(asks_which_method(text) for _, text in facts_of(code).comparisons) is is_found
-
-
-@cases(
-    ("text", "is_found"),
-    [
-        ("action.start == num_blocks", True),
-        ("unit != plan.course.num_blocks", True),
-        ("course.num_blocks == stop", True),
-        ("model.num_blocks != course.num_blocks", False),
-        ("action.start == course.head", False),
-    ],
-)
-def test_structure_check_sees_the_head_as_a_number(text: str, is_found: bool) -> None:
-    """Negative control of the search above."""
-    assert asks_for_the_head_by_a_number(text) is is_found
 
 
 # ---- what runs what was read ------------------------------------------------------------------------
@@ -250,12 +211,6 @@ def test_sources_have_no_way_to_run_what_they_read() -> None:
 def test_search_for_such_ways_finds_them(text: str) -> None:
     """Negative control of the search."""
     assert facts_of(text).ways
-
-
-def test_search_lets_other_calls_pass() -> None:
-    """What only looks alike is none."""
-    loads = "torch.load(x, weights_only=True)\nnp.load(x, allow_pickle=False)"
-    assert facts_of(f"{loads}\nre.compile('a')\nmodel.eval()\njson.load(x)").ways == ()
 
 
 # ---- what messages advise ------------------------------------------------------------------------------

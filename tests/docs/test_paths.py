@@ -42,6 +42,13 @@ def test_what_a_page_names_is_there(page: Path) -> None:
     assert list(missing(page.read_text(encoding="utf-8"))) == []
 
 
+def test_every_decision_is_in_the_index_once_and_no_other() -> None:
+    """By its number, with a link to its page."""
+    index, *records = sorted((ROOT / "docs/decisions").glob("*.md"), reverse=True)
+    rows = re.findall(r"^\| \[(\d{4})\]\((\1-[\w-]+\.md)\)", index.read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(name for _, name in rows) == sorted(record.name for record in records)
+
+
 def test_functions_of_the_way_are_in_their_files() -> None:
     """And the page says how many files the way has."""
     text = BUILT.read_text(encoding="utf-8")

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from coordinator.server.certificate_authority import Authority
-from edge import doctor as trust_checks
 from edge.doctor import Check, Level, check_coordinator, check_other, check_own
 from ringtune.transport.identity import write_identity
 from ringtune.transport.parties import IDENTITY, node_party
@@ -66,17 +65,6 @@ def test_doctor_fails_where_an_identity_is_open_missing_or_foreign(tmp_path: Pat
     found = own(tmp_path)
     assert (found.level, "can be read by other users" in found.found) == (Level.FAIL, True)
     assert not is_encrypted()
-
-
-def test_doctor_finds_the_identity_of_its_role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node's in its state folder, a coordinator's in its own."""
-    monkeypatch.setattr(trust_checks, "default_state", lambda name: tmp_path / name)
-    monkeypatch.setattr(trust_checks, "default_name", lambda: "pi")
-    monkeypatch.setattr(trust_checks, "coordinator_trust", lambda: tmp_path / "coordinator")
-    keep(tmp_path / "pi" / "trust", speaker_of("pi"))
-    keep(tmp_path / "coordinator", COORDINATOR_ITSELF)
-    assert "node pi" in check_own("node", None, insecure=False).found
-    assert "the coordinator" in check_own("coordinator", None, insecure=False).found
 
 
 OTHERS = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import inspect
 import itertools
 import socket
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from edge.checkpoint.retention import KEPT, KEPT_SIZE
 from edge.cli import node
 from edge.options import (
     AgentOptions,
@@ -22,13 +20,11 @@ from edge.options import (
     check_memory,
     check_model,
     check_rows,
-    check_start,
     check_state,
     parse_share,
 )
 from ringtune.errors import CapacityError, ConnectionFailedError, DataError, ModelError, StorageError, UsageError
 from ringtune.machine.resources import MemoryLimit
-from ringtune.quantities import parse_bytes
 from ringtune.transport import endpoints
 from tests.support.tiny import write_model
 
@@ -136,20 +132,6 @@ def test_own_host_of_a_network_without_a_router_is_that_of_its_interface(monkeyp
     assert endpoints.machine_address() == "192.168.1.10"
 
 
-def test_own_host_is_empty_or_an_address_of_the_network() -> None:
-    """Loopback is nothing that another machine could call."""
-    found = endpoints.machine_address()
-    assert not found or not endpoints.is_loopback(f"{found}:1")
-
-
-def test_what_a_node_keeps_by_default_is_said_once() -> None:
-    """The size is written as a user writes it, and reads as the bytes that hold where nobody says otherwise."""
-    options = inspect.signature(node.node).parameters
-    assert options["keep_days"].default == KEPT.days
-    assert options["keep_size"].default == KEPT_SIZE
-    assert parse_bytes(KEPT_SIZE) == KEPT.size_bytes == 4 << 30
-
-
 def test_start_checks_name_rows_that_are_not_there(tmp_path: Path) -> None:
     """A mistyped path of rows is told with its option, before the node joins anything."""
     (tmp_path / "here.csv").write_text("text,label\n", encoding="utf-8")
@@ -201,15 +183,6 @@ def test_start_checks_refuse_a_device_that_is_not_there() -> None:
         check_cuda(lambda: False)
 
 
-@pytest.mark.parametrize("option", ["--model", "--data"])
-def test_start_checks_come_before_a_node_joins(option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command checks; nobody was asked to let it join."""
-    monkeypatch.setattr("edge.agent.process.run_agent", lambda _: pytest.fail("it tried to join"))
-    given = ["--coordinator", "127.0.0.1:1", "--name", "a", option, str(tmp_path / "none")]
-    found = CliRunner().invoke(node.app, given)
-    assert isinstance(found.exception, DataError | ModelError)
-
-
 def test_start_checks_refuse_a_folder_of_somebody_else_as_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,9 +196,3 @@ def test_start_checks_refuse_a_folder_of_somebody_else_as_state(
     assert [path.name for path in (tmp_path / "thesis").iterdir()] == ["main.tex"]
     assert CliRunner().invoke(node.app, [*given, str(tmp_path / "state")]).exit_code == 0
     assert (tmp_path / "state" / ".ringtune-node").is_file()
-
-
-def test_start_checks_try_the_state_folder_of_every_node(tmp_path: Path) -> None:
-    """A node keeps its parts of checkpoints somewhere, named or not."""
-    check_start(options(state=tmp_path / "state"))
-    assert (tmp_path / "state").is_dir()

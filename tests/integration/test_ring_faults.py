@@ -15,7 +15,7 @@ from edge.transport import frames, tensors
 from edge.transport.frames import Hello
 from ringtune.schedule.actions import TensorKey
 from ringtune.v1 import ring_pb2
-from tests.support.cluster import RING, Cluster
+from tests.support.cluster import RING, Cluster, Hold
 from tests.support.meddler import Meddler
 from tests.support.wire_parts import wire_proxy
 
@@ -76,10 +76,11 @@ def test_fault_links_that_are_cut_again_and_again_change_nothing(tmp_path: Path)
         stack.enter_context(cluster.listening())
         plan = cluster.plan_on(job, BOTH)
         wanted = cluster.run(job, plan=plan)
-        follower = cluster.follow(job, plan=plan)
+        follower = cluster.follow(job, plan=plan, hold=(hold := Hold(cluster, 2)))
         follower.wait_for_steps(2)
         for proxy in proxies:
             proxy.cut_every = 200_000
+        hold.let_go()
         found = follower.wait()
         for proxy in proxies:
             proxy.cut_every = 0

@@ -99,11 +99,14 @@ def test_run_goes_on_without_the_rows_of_a_lost_owner_until_it_is_back(
     It is another process of its name, or one that stood still for longer than its lease.
     """
     job = job_of(ring, recovery__owners="skip", train__max_steps=96, train__eval_every=48, runtime__wait_s=300.0)
-    follower = followed(ring, job, hold := Hold(ring, 9, after="recovery"))
+    follower = followed(ring, job, hold := Hold(ring, 9))
     wait_for_turn(follower, steps=9)
     ring.signal(owner, signal.SIGKILL if is_killed else signal.SIGSTOP)
     ring.end_lease(owner)
-    try:  # in the third turn without it one of them was its own; only turns that are granted are trained from here on
+    try:
+        follower.wait_for(lambda outcome: bool(outcome.of_kind("recovery")))
+        hold.let_go(until=9)
+        # in the third turn without it one of them was its own; only turns that are granted are trained from here on
         follower.wait_for(lambda outcome: hold.has_begun)
     finally:
         ring.signal(owner, signal.SIGCONT)
@@ -166,7 +169,7 @@ def test_run_that_is_resumed_takes_in_an_owner_that_was_left_out_before(ring: Cl
 def test_run_waits_for_an_owner_that_is_killed_and_goes_on_when_it_is_back(ring: Cluster, owner: str) -> None:
     """With its blocks, and the head if it had it, from the copies; who was awaited was in the status."""
     job = job_of(ring)
-    follower = followed(ring, job)
+    follower = followed(ring, job, hold := Hold(ring, 9))
     wait_for_turn(follower, steps=9)
     ring.signal(owner, signal.SIGKILL)
     follower.wait_for(lambda outcome: any("the run waits for node" in note for note in outcome.notes))
@@ -175,6 +178,8 @@ def test_run_waits_for_an_owner_that_is_killed_and_goes_on_when_it_is_back(ring:
     assert f"{owner} owns rows, which no other node has" in status.awaited_why
     ring.wait_exit(owner)
     ring.start(owner)
+    follower.wait_for(lambda outcome: bool(outcome.of_kind("recovery")))
+    hold.let_go()
     outcome = follower.wait()
     assert_trained(ring, job, outcome)
     (recovery,) = outcome.of_kind("recovery")
@@ -189,9 +194,10 @@ def test_run_waits_for_an_owner_that_is_killed_and_goes_on_when_it_is_back(ring:
 def test_run_is_resumed_where_a_host_is_gone_or_has_lost_its_disk(ring: Cluster, is_gone: bool) -> None:
     """Its blocks come from the copies at the next host: where it was, or in a placement without it."""
     job = job_of(ring)
-    follower = followed(ring, job)
+    follower = followed(ring, job, hold := Hold(ring, 9))
     follower.wait_for(lambda outcome: len(outcome.checkpoints) >= 1)
     follower.driver.drain("stopped by the user")
+    hold.let_go()
     stopped = follower.wait()
     assert stopped.error == "InterruptedRunError" and stopped.plan is not None
     ring.wait_idle(*ring.names)
@@ -215,7 +221,7 @@ def test_run_of_all_parameters_goes_back_to_its_checkpoint_without_a_host_that_i
     """By itself, as another run: the host's blocks are on the next host's disk, as they were at each checkpoint."""
     changes = {"train__method": "hift", "adapter__config": "full", "train__eval_every": 0}
     job = job_of(ring, **changes)
-    follower = followed(ring, job)
+    follower = followed(ring, job, Hold(ring, 9))
     follower.wait_for(lambda outcome: len(outcome.checkpoints) >= 1)
     ring.signal("c", signal.SIGKILL)
     outcome = follower.wait()

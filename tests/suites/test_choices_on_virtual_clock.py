@@ -5,7 +5,6 @@ That no timing, stop or checkpoint changes a table is a law of any plan: ``test_
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import random
 
@@ -13,7 +12,7 @@ from ringtune.run_control import events as rd
 from ringtune.schedule.actions import Op
 from ringtune.schedule.course import TABLES_AT_ONCE
 from ringtune.schedule.operation_tables import Choice, Operations, ScheduledTable
-from ringtune.schedule.turns import StepKind, items, table_is_due, turn_sequence
+from ringtune.schedule.turns import StepKind, items, table_is_due
 from sim.ring import RingResult, VirtualRing
 from tests.features.plans import KINDS, AnyRun, run
 from tests.suites.test_any_plan_on_virtual_clock import train_actions
@@ -52,14 +51,6 @@ def test_score_turns_have_every_batch_of_every_owner_once() -> None:
     assert not [
         action for order in result.order.values() for action in order if action.op is Op.UPDATE and action.seq in seqs
     ]
-
-
-def test_expected_tables_run_without_any_scores() -> None:
-    """Where nothing is scored, the run still ends: what-ifs ask for nothing more than times."""
-    plan = changed(make_plan(THREE, ["b", "a"], eval_every=4), choice=SCORING)
-    result = VirtualRing(plan).run()
-    assert result.finish == rd.Finish("", "") and [entry.step for entry in decisions(result)] == [0, 4]
-    assert list(turn_sequence(plan.course)) == [dataclasses.replace(turn, operations=None) for turn in granted(result)]
 
 
 def test_choices_of_a_long_run_leave_no_pile_of_tables() -> None:

@@ -144,14 +144,6 @@ def test_helpers_get_no_pairs_of_private_blocks(owner: str) -> None:
     assert {action.start for action in table["z"] if action.op in (Op.RECEIVE, Op.FIT, Op.UPDATE)} == {2}
 
 
-def test_helpers_survive_a_file() -> None:
-    """A plan without helpers has the digest that it had."""
-    plan = helped_plan(7)
-    assert Plan.from_json(plan.to_json()) == plan
-    bare = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_blocks=4)
-    assert "helpers" not in bare.to_json()["placements"][0] and "offload" not in bare.to_json()["course"]
-
-
 @pytest.mark.promise("7 bounded memory")
 def test_helpers_have_one_update_of_a_range_under_way() -> None:
     """And the one before it, where hosts do not wait; pairs wait with a host whose helper is slow."""

@@ -227,26 +227,6 @@ def test_owner_that_is_back_and_has_no_way_to_another_node_is_left_out_again(see
     assert [entry.lost for entry in recoveries(result)] == [("c",)] * 2
 
 
-def test_run_waits_for_an_owner_unless_it_is_told_otherwise() -> None:
-    """The error names the owner and what would have helped."""
-    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "c"], num_blocks=4, num_steps=12)
-    ring = ring_of(plan, random.Random(0))
-    ring.when = lambda what, node: "c" if len(ring.moments) == 40 else None
-    finish = ring.run().finish
-    assert finish is not None and finish.error == "PeerLostError"
-    assert "c owns rows, which no other node has" in finish.message
-    assert "recovery.owners = 'skip'" in finish.message
-
-
-def test_last_owner_is_never_left_out() -> None:
-    """Then nobody has rows."""
-    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["c"], num_blocks=4, num_steps=12)
-    ring = ring_of(plan, random.Random(0), recovery=SKIPS)
-    ring.when = lambda what, node: "c" if len(ring.moments) == 40 else None
-    finish = ring.run().finish
-    assert finish is not None and "no other node than c owns rows" in finish.message
-
-
 @pytest.mark.parametrize("back_s", [None, 20.0])
 @pytest.mark.parametrize("turns", ["equal", "rows"])
 def test_losses_of_a_lost_owner_are_forgotten_where_losses_decide(turns: str, back_s: float | None) -> None:

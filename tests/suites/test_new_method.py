@@ -6,7 +6,6 @@ So what trains is no top of the model, a gradient passes blocks that do not trai
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 from dataclasses import dataclass
@@ -18,29 +17,26 @@ import torch
 
 from coordinator.planner.make_plan import make_plan
 from ringtune.config.sections import learning_rate
-from ringtune.costs.profile import Profile
 from ringtune.errors import JobError
 from ringtune.job.job import parse_job
 from ringtune.schedule.actions import Op
 from ringtune.schedule.methods import Method, RingAda, base
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Extent
-from ringtune.schedule.table import build_table, format_table
 from ringtune.schedule.turns import StepKind, items, turn_sequence
 from ringtune.schedule.units import Units
 from ringtune.schedule.versions import depth, weight_version
 from sim.prediction import predict
-from tests.features.feature import Feature, Run, Wanted, each, each_split, new_folder, run_of
+from tests.features.feature import Feature, Run, Wanted, each, each_split, new_folder
 from tests.laws import test_frozen_is_free, test_resume, test_timing
 from tests.laws.test_partition_invariance import require_equal
 from tests.support.fake_agents import facts, job
 from tests.support.moves import Slices
-from tests.support.plans import changed, make_method
+from tests.support.plans import changed
 from tests.support.plans import make_plan as plan_by_hand
 from tests.support.profiles import all_pairs, profile_of
 from tests.support.reference import inputs_of, targets_of, whole_model
-from tests.support.torch_ring import Case, distance, reference_of, write_inputs
-from tests.support.validate import parse_table, validate_table
+from tests.support.torch_ring import Case, write_inputs
 
 NUM_BLOCKS = 6
 SPLITS: dict[str, Slices] = {
@@ -131,24 +127,6 @@ def test_laws_hold_for_a_new_method(feature: Feature) -> None:
     test_frozen_is_free.test_nothing_is_kept_or_sent_below_what_trains(feature)
 
 
-@each(FEATURES)
-def test_new_method_differs_from_the_known_ones(feature: Feature) -> None:
-    """Negative control: the comparison above tells the methods apart."""
-    other = reference_of(dataclasses.replace(feature.case, method="all"))
-    assert distance(run_of(feature, feature.split).tensors, other.adapter() | other.head()) > 1e-4
-
-
-@pytest.mark.promise("3 frozen means free")
-def test_new_method_moves_nothing_that_it_does_not_need() -> None:
-    """At even steps no gradient goes below block 2, and the head is updated at odd steps only."""
-    feature = feature_with("one-owner", owners=("a",), microbatches=1, checkpoint_every=0)
-    run = run_of(feature, "four")
-    gradients = [message.key.boundary for message in run.result.messages if message.payload == "g"]
-    assert gradients == [4, 3, 4, 3, 2] * 2
-    updates = [action for actions in run.result.order.values() for action in actions if action.op is Op.UPDATE]
-    assert sorted(action.seq for action in updates if action.start == run.plan.course.head) == [1, 3]
-
-
 def plan_by_hand_of(slices: Slices) -> Plan:
     """A plan of the method without tensors."""
     values: dict[str, Any] = {"num_steps": 9, "checkpoint_every": 4, "method": MiddleOut()}
@@ -175,25 +153,6 @@ def test_new_method_is_simulated(split: str) -> None:
     backwards = [action for _, action, _, _ in found.spans if action.op is Op.BACKWARD]
     assert sum(action.stop - action.start for action in backwards) == 2 * (5 * 4 + 4 * 6)
     assert found.wall_s > 0
-
-
-@pytest.mark.parametrize("split", SPLITS)
-def test_new_method_is_printed_as_a_table(split: str) -> None:
-    """The table is valid, and is read back equal."""
-    plan = plan_by_hand_of(SPLITS[split])
-    turns = tuple(turn_sequence(plan.course))
-    table = build_table(plan, turns)
-    validate_table(plan, turns, table)
-    assert parse_table(format_table(table, plan.course.num_blocks), plan.course.num_blocks) == table
-
-
-def test_new_method_is_predicted_faster_than_training_everything() -> None:
-    """Less backward is less time, so a planner that compares methods sees it."""
-    slices = SPLITS["two"]
-    ours = plan_by_hand_of(slices)
-    everything = changed(ours, method=make_method("all"))
-    profile: Profile = profile_of(ours, links=all_pairs(ours.nodes, 1e6, 0.01))
-    assert predict(ours, profile).wall_s < predict(everything, profile).wall_s
 
 
 def test_settings_of_another_method_are_refused_with_both_names() -> None:

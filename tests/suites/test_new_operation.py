@@ -86,12 +86,6 @@ def test_new_operation_is_printed_and_read(half: Op) -> None:
         parse_action("Q12.1[0,3)", 4)
 
 
-def test_new_operation_needs_a_letter_of_its_own() -> None:
-    """Two rows with one letter could not be told apart in a file."""
-    with pytest.raises(ValueError, match="'F' is there already"):
-        Op(letter="F", name="another forward", scope=Scope.RANGE)
-
-
 def test_new_operation_runs_through_engine_and_table(half: Op, lowered: Callable[[], None]) -> None:
     """Engines carry it out in an order that is valid, backward follows it, and the table prints it."""
     lowered()

@@ -13,7 +13,7 @@ from ringtune.schedule.placement import Slice
 from ringtune.schedule.turns import StepKind, Turn, items, turn_sequence
 from ringtune.schedule.units import EMBEDDING, Units
 from ringtune.schedule.versions import trained
-from sim.ring import Message, VirtualRing
+from sim.ring import TimedMessage, VirtualRing
 from tests.features.plans import AnyRun, PlanKind, hift_plan, run
 from tests.support.plans import changed, make_plan
 
@@ -25,9 +25,9 @@ FOUR_HOSTS = [("a", 0, 1), ("b", 1, 3), ("c", 3, 3), ("d", 3, 6)]
 def test_ring_lost_message_ends_in_an_error_that_names_it(payload: Payload) -> None:
     """If one message never arrives, the run fails by its deadline and says what was awaited from whom."""
     plan = make_plan(FOUR_HOSTS, ["a", "b"], num_blocks=6, num_steps=12)
-    dropped: list[Message] = []
+    dropped: list[TimedMessage] = []
 
-    def drop(message: Message) -> bool:
+    def drop(message: TimedMessage) -> bool:
         if not dropped and message.payload == payload and message.sent_s > 10:
             dropped.append(message)
             return True
@@ -109,7 +109,7 @@ def test_hift_a_gradient_that_never_comes_is_named() -> None:
     """A host that owns data too says which gradient it waits for, and from whom."""
     plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], method=Hift(order="top2down"), num_steps=4)
 
-    def lost(message: Message) -> bool:
+    def lost(message: TimedMessage) -> bool:
         return message.payload == Payload.UNIT_GRAD
 
     result = VirtualRing(plan, wait_s=50.0, drop=lost).run()

@@ -25,7 +25,6 @@ from typing import Any
 
 from coordinator.client.local_nodes import AgentTemplate, ForkedAgent
 from coordinator.planner.given_plan import GivenPlan
-from coordinator.run.migration import MigrationDriver
 from coordinator.run.requests import RunRequest
 from coordinator.run.run_driver import RunDriver
 from coordinator.server.certificate_authority import TrustKeeper
@@ -339,10 +338,11 @@ class Hold:
             case "step_json" if not self._after:
                 self._left -= 1
                 if self._left == 0:
-                    self._moving: MigrationDriver = self._cluster.coordinator._driver._require_placed().migration
-                    self._grant = self._moving.grant
-                    self._moving.grant = self._keep
-                    self.has_begun = True
+                    moving: Any = self._cluster.coordinator._driver._require_placed().migration
+                    if moving.grant != self._keep:
+                        self._moving, self._grant = moving, moving.grant
+                        moving.grant = self._keep
+                    self._is_open, self.has_begun = False, True
 
     def _keep(self, turns: Any, keep: Any = None) -> None:
         with self._lock:
@@ -353,15 +353,16 @@ class Hold:
 
     @property
     def _number(self) -> int:
-        return self._moving.part.placement.placement_number
+        return int(self._moving.part.placement.placement_number)
 
-    def let_go(self) -> None:
-        """Grant what was kept back, and whatever follows."""
+    def let_go(self, *, until: int = 0) -> None:
+        """Grant what was kept back, and whatever follows; keep it back again with this step from now on; 0 = never."""
         with self._lock:
-            self._is_open = True
+            self._is_open, self._left, self.has_begun = True, until, False
             for number, turns in self._held:
                 if number == self._number:  # else all have gone back since
                     self._grant(turns)
+            self._held.clear()
 
 
 class Cluster(Nodes):

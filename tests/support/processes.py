@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -40,6 +41,22 @@ def run_ringtune(*arguments: object, **more: str) -> subprocess.CompletedProcess
         finally:
             process.kill()
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+@contextlib.contextmanager
+def running_python(code: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """A process that runs code and has said a line; it is killed at the end.
+
+    Not a fork of this one: a child of a process with gRPC's threads runs its handlers of forks, and may end of them.
+    """
+    with subprocess.Popen(  # noqa: S603 - our own lines
+        [sys.executable, "-c", code, *map(str, arguments)], stdout=subprocess.PIPE, text=True, env=source_environment()
+    ) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline(), "it has ended"
+            yield process
+        finally:
+            process.kill()
 
 
 def agents_below(pid: int) -> dict[str, psutil.Process]:

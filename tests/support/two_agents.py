@@ -205,8 +205,9 @@ class TwoAgents:
     def prepare(self, name: str, run_id: str = RUN, *, addresses: dict[str, str] = ADDRESSES, **options: Any) -> int:
         """Prepare one agent."""
         plan_json = options.pop("plan_json", json.dumps(PLAN.to_json()))
+        timeout_s = options.pop("timeout_s", WAIT_S)
         return self.agents[name].prepare(
-            run_id, 0, plan_json=plan_json, job_toml=JOB, addresses=addresses, timeout_s=WAIT_S
+            run_id, 0, plan_json=plan_json, job_toml=JOB, addresses=addresses, timeout_s=timeout_s
         )
 
     def prepare_all(self) -> None:

@@ -246,7 +246,7 @@ class WireProxy:
         client, _ = self._listener.accept()
         try:
             server = socket.create_connection(self.target, timeout=WAIT_S)
-        except ConnectionRefusedError:
+        except OSError:  # nobody listens there, or it ends just now
             client.close()
             return
         for side, other in ((client, server), (server, client)):

@@ -6,7 +6,7 @@ are not sent. The base weights stay zeros of stride 0.
 By Proposition 1 the gradient of ``0.5 * |g(x) - (g(x) - grad)|^2``, summed over tokens, is the ordinary one. So it is a
 backward through g from ``grad`` itself; no target is made.
 
-A checkpoint has ``Sums``, the accumulated gradients: with an update interval of several steps
+A checkpoint has ``GradientSums``, the accumulated gradients: with an update interval of several steps
 (``ringtune.schedule.course``) it may fall between two updates.
 
 Source: ColA, section 3 (auxiliary models, equations 5 and 6, Proposition 1), and section 4.3 (several users).
@@ -57,9 +57,9 @@ class AuxiliaryModels:
         users: Collection[str] = (),
     ) -> None:
         self.units = units
-        wanted = [kind for kind in kinds_of(job, tuple(users)) if kind.users or not users]
+        kinds_of_users = [kind for kind in kinds_of(job, tuple(users)) if kind.users or not users]
         self._kinds: list[tuple[Kind, AdapterModules]] = [
-            (kind, AdapterModules(folder, job_of(job, kind.config), units, dtype, device)) for kind in wanted
+            (kind, AdapterModules(folder, job_of(job, kind.config), units, dtype, device)) for kind in kinds_of_users
         ]
         sets = [(modules.skeleton, kind.users) for kind, modules in self._kinds]
         self._sets = UserSets(sets, units) if users else None
@@ -91,11 +91,11 @@ class AuxiliaryModels:
 
     def weights(self, start: int, stop: int, users: Collection[str] = ()) -> dict[str, torch.Tensor]:
         """Return the weights of blocks ``[start, stop)`` without a copy; with several sets, only those of ``users``."""
-        wanted = self.parameters(start, stop)
+        parameters = self.parameters(start, stop)
         if self._sets is not None:
-            own = {set_name(user, name) for user in users for name in self._sets.of(user)}
-            wanted = {name: value for name, value in wanted.items() if name in own}
-        return {name: parameter.detach() for name, parameter in wanted.items()}
+            names = {set_name(user, name) for user in users for name in self._sets.of(user)}
+            parameters = {name: value for name, value in parameters.items() if name in names}
+        return {name: parameter.detach() for name, parameter in parameters.items()}
 
     def of_user(self, user: str) -> dict[str, torch.Tensor]:
         """Return the weights of a user by block and name; empty with one set for all."""
@@ -106,23 +106,23 @@ class AuxiliaryModels:
         sets = self._sets
         if sets is None:
             return {}
-        own = [[sets.of(user) for user in kind.users] for kind, _ in self._kinds]
+        sets_of = [[sets.of(user) for user in kind.users] for kind, _ in self._kinds]
         skeletons = {at: modules.skeleton for at, (_, modules) in enumerate(self._kinds)}
-        found: dict[str, torch.Tensor] = {}
+        joined: dict[str, torch.Tensor] = {}
         with torch.no_grad():
             for block in range(start, stop):
                 if block not in self._places:
                     self._places[block] = matrices_of(skeletons, block)
                 for place in self._places[block]:
-                    found |= place.sum_of(own)
-        return found
+                    joined |= place.sum_of(sets_of)
+        return joined
 
     def changing(self, start: int, stop: int) -> tuple[str, ...]:
         """Users with gradients in blocks ``[start, stop)``, so that the next update changes their weights."""
         if self._sets is None:
             return ()
-        found = {name for name, value in self.parameters(start, stop).items() if value.grad is not None}
-        return tuple(user for user in self._sets.users if any(name.startswith(f"{user}/") for name in found))
+        names = {name for name, value in self.parameters(start, stop).items() if value.grad is not None}
+        return tuple(user for user in self._sets.users if any(name.startswith(f"{user}/") for name in names))
 
     def fit(
         self,
@@ -146,12 +146,12 @@ class AuxiliaryModels:
             modules.fit(tensors)
             return
         parts = [self._part(kind, modules, tensors, rows, blocks) for kind, modules in self._kinds]
-        if odd := sorted(tensors.keys() - {f"{kind.prefix}{name}" for kind, _, own, _ in parts for name in own}):
+        if odd := sorted(tensors.keys() - {f"{kind.prefix}{name}" for kind, _, part, _ in parts for name in part}):
             raise IntegrityError(f"pairs have {odd[0]} too much; host and helper need the same plan and job")
-        for _, modules, own, users in parts:
+        for _, modules, part, users in parts:
             for user, positions in users:
                 self._sets.use(user)
-                modules.fit(own, None if len(users) == 1 else positions)
+                modules.fit(part, None if len(users) == 1 else positions)
 
     def _part(
         self,
@@ -164,15 +164,15 @@ class AuxiliaryModels:
         """Check the pairs of one kind; return them by name, with the positions of each user's rows in them."""
         users = [(user, positions) for user, positions in rows if user in kind.users]
         places = {row: at for at, row in enumerate(sorted(row for _, positions in users for row in positions))}
-        own = {
+        of_kind = {
             name.removeprefix(kind.prefix): value
             for name, value in tensors.items()
             if name.rpartition("/")[0] == kind.prefix.rstrip("/")
         }
-        if own and not users:
+        if of_kind and not users:
             raise IntegrityError(f"pairs of {kind.config} are too much; host and helper need the same plan and job")
-        modules.check(own, len(places), blocks if users else None)
-        return kind, modules, own if users else {}, [(user, [places[row] for row in part]) for user, part in users]
+        modules.check(of_kind, len(places), blocks if users else None)
+        return kind, modules, of_kind if users else {}, [(user, [places[row] for row in part]) for user, part in users]
 
 
 class AdapterModules:
@@ -195,13 +195,13 @@ class AdapterModules:
         with torch.random.fork_rng(devices=[]):
             self.skeleton: Skeleton = build_skeleton(folder, job)
         check_config(job.adapter.config, self.skeleton, dropout=job.train.dropout)
-        wanted = tuple(units)
-        _drop_all_but(self.skeleton, wanted)
+        indices = tuple(units)
+        _drop_all_but(self.skeleton, indices)
         if self.skeleton.auxiliary:
-            for index in wanted:
+            for index in indices:
                 start_auxiliary(self.skeleton.blocks[index], seed=self.skeleton.seed, index=index)
         self._dtype, self._device, self._is_rounded = dtype, device, is_rounded(job)
-        self.sites: dict[str, Site] = {site.name: site for index in wanted for site in sites_of(self.skeleton, index)}
+        self.sites: dict[str, Site] = {site.name: site for index in indices for site in sites_of(self.skeleton, index)}
         for site in self.sites.values():
             site.adapter.to(device=device, dtype=dtype)
         if job.adapter.from_:
@@ -226,13 +226,13 @@ class AdapterModules:
         Raises ``IntegrityError``: other names, or inconsistent shapes.
         """
         named = _blocks_of(tensors) if blocks is None else {str(block) for block in blocks}
-        wanted = self._sites_in(named)
-        expected = {f"{site.name}.grad" for site in wanted} | {f"{site.source}.x" for site in wanted}
-        optional = {f"{site.name}.signs" for site in wanted if site.units}
+        sites = self._sites_in(named)
+        expected = {f"{site.name}.grad" for site in sites} | {f"{site.source}.x" for site in sites}
+        optional = {f"{site.name}.signs" for site in sites if site.units}
         if expected != tensors.keys() - optional:
             odd = sorted(expected ^ (tensors.keys() - optional))[0]
             raise IntegrityError(f"pairs of blocks {sorted(named)} have {odd} too much or too little")
-        for site in wanted:
+        for site in sites:
             x, grad = tensors[f"{site.source}.x"], tensors[f"{site.name}.grad"]
             signs = tensors.get(f"{site.name}.signs")
             if signs is not None and (signs.shape, signs.dtype) != ((*x.shape[:2], -(-site.units // 8)), torch.uint8):
@@ -292,10 +292,10 @@ class MergedSums:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the sums by name."""
-        found: dict[str, torch.Tensor] = {}
+        sums: dict[str, torch.Tensor] = {}
         for models in self._models:
-            found |= models.sums(models.units.start, models.units.stop)
-        return found
+            sums |= models.sums(models.units.start, models.units.stop)
+        return sums
 
     def check(self, tensors: Mapping[str, torch.Tensor], *, where: str) -> None:
         """Take any tensors: earlier versions saved none."""
@@ -304,7 +304,7 @@ class MergedSums:
         """Do nothing."""
 
 
-class Sums:
+class GradientSums:
     """The gradients of some weights that have one."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:

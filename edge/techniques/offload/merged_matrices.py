@@ -106,11 +106,11 @@ class MergedMatrices:
         if problem := merged_refusal(job.adapter.config, dropout=job.train.dropout):
             raise JobError(problem)
         check_config(job.adapter.config, skeleton, dropout=job.train.dropout)
-        wanted = tuple(blocks)
+        indices = tuple(blocks)
         all_kinds = ((skeleton, 1 if users is None else users), *others)
         counts = [count for _, count in all_kinds]
         kinds = {at: kind for at, (kind, count) in enumerate(all_kinds) if count}
-        places = [place for index in wanted for place in matrices_of(kinds, index)]
+        places = [place for index in indices for place in matrices_of(kinds, index)]
         if users is None:
             places = [place._replace(sites=(site,)) for place in places for site in place.sites]
         self._folder = folder
@@ -118,14 +118,14 @@ class MergedMatrices:
         self._matrices = []
         with SafetensorsFiles(folder) as files:
             for place in places:
-                own = {kind: adapter_weights(there, [place.block]) for kind, there in kinds.items()}
-                found = place.sum_of([[own.get(kind, {})] * count for kind, count in enumerate(counts)])
-                self.initial |= {name: copy_of(value) for name, value in found.items()}
-                self._matrices.append(_matrix(place, skeleton, files, counts, found))
-        for index in wanted:
+                weights = {kind: adapter_weights(there, [place.block]) for kind, there in kinds.items()}
+                sums = place.sum_of([[weights.get(kind, {})] * count for kind, count in enumerate(counts)])
+                self.initial |= {name: copy_of(value) for name, value in sums.items()}
+                self._matrices.append(_matrix(place, skeleton, files, counts, sums))
+        for index in indices:
             for site in sites_of(skeleton, index):
                 _drop(site)
-        self.install(self.initial, set(wanted), where="the initial adapters")
+        self.install(self.initial, set(indices), where="the initial adapters")
 
     def install(self, tensors: Tensors, blocks: Iterable[int], *, where: str) -> None:
         """Compute the matrices of some blocks anew with these adapters, of ``AuxiliaryModels.weights`` or ``sums``.
@@ -137,12 +137,12 @@ class MergedMatrices:
             DivergedError: numbers that are not finite; nothing was changed then.
             ModelError, IntegrityError: the folder can't be read.
         """
-        wanted = set(blocks)
-        found = [matrix for matrix in self._matrices if matrix.block in wanted]
-        check_like(tensors, {name: like for matrix in found for name, like in matrix.like.items()}, where=where)
+        indices = set(blocks)
+        matrices = [matrix for matrix in self._matrices if matrix.block in indices]
+        check_like(tensors, {name: like for matrix in matrices for name, like in matrix.like.items()}, where=where)
         with SafetensorsFiles(self._folder) as files, torch.no_grad():
-            for stored in dict.fromkeys(matrix.stored for matrix in found):
-                _rewrite([matrix for matrix in found if matrix.stored == stored], tensors, files)
+            for stored in dict.fromkeys(matrix.stored for matrix in matrices):
+                _rewrite([matrix for matrix in matrices if matrix.stored == stored], tensors, files)
 
 
 def _rewrite(matrices: Sequence[_Matrix], tensors: Tensors, files: SafetensorsFiles) -> None:
@@ -153,29 +153,29 @@ def _rewrite(matrices: Sequence[_Matrix], tensors: Tensors, files: SafetensorsFi
     """
     target = matrices[0].target
     dtype = torch.float64 if target.dtype is torch.float64 else torch.float32
-    own = {name: tensors[name].to(target.device, dtype) for matrix in matrices for name in matrix.like}
+    weights = {name: tensors[name].to(target.device, dtype) for matrix in matrices for name in matrix.like}
     for start, base in files.row_pieces(matrices[0].stored):
         rows = slice(start, start + len(base))
         whole = base.to(target.device, dtype)
         for matrix in matrices:
-            whole.add_(_change_of(matrix, own, rows, base.shape[1]), alpha=matrix.alpha)
+            whole.add_(_change_of(matrix, weights, rows, base.shape[1]), alpha=matrix.alpha)
         target[rows].copy_(whole)
 
 
-def _change_of(matrix: _Matrix, own: Tensors, rows: slice, width: int) -> torch.Tensor:
+def _change_of(matrix: _Matrix, weights: Tensors, rows: slice, width: int) -> torch.Tensor:
     """Return these rows of the change to the stored matrix, without alpha."""
-    any_tensor = own[next(iter(matrix.like))]
-    found = any_tensor.new_zeros(rows.stop - rows.start, width)
+    any_tensor = weights[next(iter(matrix.like))]
+    change_of_rows = any_tensor.new_zeros(rows.stop - rows.start, width)
     for change in matrix.changes:
         first, last = change.first, change.first + change.rows.stop - change.rows.start
         if matrix.inputs_first:
-            found[:, first:last] = change.of(own, slice(None), rows).t()
+            change_of_rows[:, first:last] = change.of(weights, slice(None), rows).t()
             continue
         low, high = max(first, rows.start), min(last, rows.stop)
         if low < high:
-            some = change.of(own, slice(low - first, high - first), slice(None))
-            found[low - rows.start : high - rows.start] = some
-    return found
+            some = change.of(weights, slice(low - first, high - first), slice(None))
+            change_of_rows[low - rows.start : high - rows.start] = some
+    return change_of_rows
 
 
 def _matrix(
@@ -261,9 +261,9 @@ def changes_of(site: Site, users: int) -> list[Change]:
     if isinstance(site, AuxiliarySite) and isinstance(adapter, LinearDelta):
         return [Change(0, f"{name}.weight", slice(0, site.outputs))]
     if isinstance(adapter, FusedDelta) and all(isinstance(part, LinearDelta) for part in adapter.values()):
-        own = slice(0, adapter.width)
+        columns = slice(0, adapter.width)
         return [
-            Change(at * adapter.width, f"{name}.{part}.weight", own)
+            Change(at * adapter.width, f"{name}.{part}.weight", columns)
             for at, part in enumerate(FUSED_PARTS)
             if part in adapter
         ]
@@ -277,18 +277,18 @@ def _fused_changes(name: str, lora: Any, users: int, *, is_one: bool) -> list[Ch
     width = lora.lora_B.shape[0] // len(enabled)
     if is_one:
         return [
-            Change(at * width, f"{name}.{CHANGE}", slice(own * width, (own + 1) * width))
-            for own, at in enumerate(enabled)
+            Change(at * width, f"{name}.{CHANGE}", slice(place * width, (place + 1) * width))
+            for place, at in enumerate(enabled)
         ]
     return [
         Change(
             at * width,
             f"{name}.lora_B",
-            slice(own * width, (own + 1) * width),
+            slice(place * width, (place + 1) * width),
             f"{name}.lora_A",
-            slice(own * rank, (own + 1) * rank),
+            slice(place * rank, (place + 1) * rank),
         )
-        for own, at in enumerate(enabled)
+        for place, at in enumerate(enabled)
     ]
 
 
@@ -321,21 +321,21 @@ class MatrixAdapters(NamedTuple):
         """
         if len(self.sites) == 1:
             kind, site = self.sites[0]
-            return sum_of(site, [_at(site, own) for own in sets[kind]])
+            return sum_of(site, [_at(site, weights) for weights in sets[kind]])
         kind, site = self.sites[0]
-        found = next(iter(_at(site, sets[kind][0]).values())).new_zeros(self.outputs, site.inputs)
+        total = next(iter(_at(site, sets[kind][0]).values())).new_zeros(self.outputs, site.inputs)
         for kind, site in self.sites:
             changes = changes_of(site, 1)
-            for own in sets[kind]:
+            for weights in sets[kind]:
                 for change in changes:
                     rows = slice(change.first, change.first + change.rows.stop - change.rows.start)
-                    found[rows].add_(change.of(own, slice(None), slice(None)), alpha=site.alpha)
-        return {self._name: found}
+                    total[rows].add_(change.of(weights, slice(None), slice(None)), alpha=site.alpha)
+        return {self._name: total}
 
     def changes(self, users: Sequence[int]) -> list[Change]:
         """List the changes of the sum for so many users of each kind; raises ``JobError``."""
-        found = [change for kind, site in self.sites for change in changes_of(site, users[kind])]
-        return found if len(self.sites) == 1 else [Change(0, self._name, slice(0, self.outputs))]
+        listed = [change for kind, site in self.sites for change in changes_of(site, users[kind])]
+        return listed if len(self.sites) == 1 else [Change(0, self._name, slice(0, self.outputs))]
 
     @property
     def _name(self) -> str:
@@ -344,17 +344,17 @@ class MatrixAdapters(NamedTuple):
 
 def matrices_of(skeletons: Mapping[int, Skeleton], block: int) -> list[MatrixAdapters]:
     """List the matrices of a block that have adapters, each once; ``skeletons`` is by index of the kind."""
-    found: dict[str, list[tuple[int, Site]]] = {}
+    sites_by_path: dict[str, list[tuple[int, Site]]] = {}
     for kind, skeleton in skeletons.items():
         for site in sites_of(skeleton, block):
-            found.setdefault(site.path(skeleton.blocks[block]), []).append((kind, site))
-    return [MatrixAdapters(block, path, tuple(sites)) for path, sites in found.items()]
+            sites_by_path.setdefault(site.path(skeleton.blocks[block]), []).append((kind, site))
+    return [MatrixAdapters(block, path, tuple(sites)) for path, sites in sites_by_path.items()]
 
 
-def _at(site: Site, own: Tensors) -> dict[str, torch.Tensor]:
+def _at(site: Site, weights: Tensors) -> dict[str, torch.Tensor]:
     """Return the tensors of a set for a site, by name in it."""
     inside = f"{site.name}."
-    return {name.removeprefix(inside): value.detach() for name, value in own.items() if name.startswith(inside)}
+    return {name.removeprefix(inside): value.detach() for name, value in weights.items() if name.startswith(inside)}
 
 
 def is_change(site: Site, users: int) -> bool:
@@ -373,22 +373,25 @@ def sum_of(site: Site, sets: Sequence[Tensors]) -> dict[str, torch.Tensor]:
     if len(sets) == 1:
         return {f"{site.name}.{name}": value for name, value in sets[0].items()}
     if not isinstance(site, LoraSite):
-        return {f"{site.name}.{name}": _added([own[name] for own in sets]) for name in sets[0]}
+        return {f"{site.name}.{name}": _added([weights[name] for weights in sets]) for name in sets[0]}
     parts = len(sets[0][_A]) // sets[0][_B].shape[1]
     if is_change(site, len(sets)):
-        return {f"{site.name}.{CHANGE}": _added([_product(own, parts) for own in sets])}
-    low = torch.cat([own[_A].view(parts, -1, own[_A].shape[1]) for own in sets], dim=1)
-    return {f"{site.name}.{_A}": low.flatten(0, 1), f"{site.name}.{_B}": torch.cat([own[_B] for own in sets], dim=1)}
+        return {f"{site.name}.{CHANGE}": _added([_product(weights, parts) for weights in sets])}
+    low = torch.cat([weights[_A].view(parts, -1, weights[_A].shape[1]) for weights in sets], dim=1)
+    return {
+        f"{site.name}.{_A}": low.flatten(0, 1),
+        f"{site.name}.{_B}": torch.cat([weights[_B] for weights in sets], dim=1),
+    }
 
 
 def _added(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    found = values[0].clone()
+    total = values[0].clone()
     for value in values[1:]:
-        found += value
-    return found
+        total += value
+    return total
 
 
-def _product(own: Tensors, parts: int) -> torch.Tensor:
+def _product(weights: Tensors, parts: int) -> torch.Tensor:
     """Multiply both factors; query, key and value have separate rows in each."""
-    pairs = zip(own[_A].chunk(parts), own[_B].chunk(parts), strict=True)
+    pairs = zip(weights[_A].chunk(parts), weights[_B].chunk(parts), strict=True)
     return torch.cat([up @ low for low, up in pairs])

@@ -53,7 +53,7 @@ from edge.checkpoint.snapshots import block_of
 from edge.model.adapters.bottleneck import Seat
 from edge.model.skeleton import Skeleton
 from edge.model.tensor_files import pieces_of, read_tensor
-from edge.techniques.offload.sites import Passage, Site, pack, sites_of
+from edge.techniques.offload.sites import ModuleTensor, Site, pack, sites_of
 from edge.techniques.velora import Vectors, project
 from ringtune.errors import IntegrityError, PlanError
 from ringtune.job.job import Kind
@@ -75,22 +75,22 @@ class SiteFacts(NamedTuple):
 
 def projected_inputs(kinds: Iterable[tuple[Kind, Iterable[Site]]], projected: str) -> dict[str, int]:
     """Return the width of each x that VeLoRA projects, by the pair's name; ``projected`` is one of ``PROJECTED``."""
-    found: dict[str, int] = {}
+    inputs: dict[str, int] = {}
     for kind, sites in kinds:
-        own, outputs = list(sites), Counter[str]()
-        for site in own:
+        sites_of_kind, outputs = list(sites), Counter[str]()
+        for site in sites_of_kind:
             outputs[site.source] += site.outputs
-        for site in own:
+        for site in sites_of_kind:
             if site.source == site.name and (projected == ALL_INPUTS or site.inputs > outputs[site.name]):
-                found[f"{kind.prefix}{site.name}"] = site.inputs
-    return found
+                inputs[f"{kind.prefix}{site.name}"] = site.inputs
+    return inputs
 
 
 class Pairs:
     """Recorded pairs of one micro-batch. ``names``: block -> (name, source) of each of its sites."""
 
     def __init__(self, names: Mapping[int, Iterable[tuple[str, str]]]) -> None:
-        self._names = {index: list(found) for index, found in names.items()}
+        self._names = {index: list(sites) for index, sites in names.items()}
         self._parts: dict[tuple[int, ...], Pairs] = {}
         self._inputs: dict[str, torch.Tensor] = {}
         self._grads: dict[str, torch.Tensor] = {}
@@ -107,8 +107,8 @@ class Pairs:
         first = self._inputs.setdefault(facts.source, x)
         if first.data_ptr() != x.data_ptr():
             raise PlanError(f"{facts.name} does not read the tensor that {facts.source} reads")
-        own = grad if facts.columns is None else grad[..., facts.columns]
-        self._grads[facts.name] = own if facts.alpha == 1.0 else own * facts.alpha
+        part = grad if facts.columns is None else grad[..., facts.columns]
+        self._grads[facts.name] = part if facts.alpha == 1.0 else part * facts.alpha
         if signs is not None:
             self._signs[facts.name] = signs
 
@@ -131,7 +131,7 @@ class Pairs:
         """
         if self._parts:
             return _put_together({rows: part.take(start, stop) for rows, part in self._parts.items()})
-        found: dict[str, torch.Tensor] = {}
+        pairs: dict[str, torch.Tensor] = {}
         for index in range(start, stop):
             for name, source in self._names.get(index, ()):
                 if name not in self._grads:
@@ -139,11 +139,11 @@ class Pairs:
                         f"{name} gave no pair; offloaded blocks need a backward, and no operations of parts"
                     )
                 if source in self._inputs:
-                    found[f"{source}.x"] = self._inputs.pop(source)
-                found[f"{name}.grad"] = self._grads.pop(name)
+                    pairs[f"{source}.x"] = self._inputs.pop(source)
+                pairs[f"{name}.grad"] = self._grads.pop(name)
                 if name in self._signs:
-                    found[f"{name}.signs"] = self._signs.pop(name)
-        return found
+                    pairs[f"{name}.signs"] = self._signs.pop(name)
+        return pairs
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield every held tensor."""
@@ -160,13 +160,13 @@ def _by_token(tensor: torch.Tensor) -> torch.Tensor:
 def _put_together(parts: Mapping[tuple[int, ...], Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Join the pairs of all recorded rows, in the order of the rows."""
     places = {row: place for place, row in enumerate(sorted(row for rows in parts for row in rows))}
-    found: dict[str, torch.Tensor] = {}
+    joined: dict[str, torch.Tensor] = {}
     for rows, pairs in parts.items():
-        own = [places[row] for row in rows]
+        targets = [places[row] for row in rows]
         for name, some in pairs.items():
-            whole = found.setdefault(name, some.new_empty((len(places), *some.shape[1:])))
-            whole[own] = some
-    return found
+            whole = joined.setdefault(name, some.new_empty((len(places), *some.shape[1:])))
+            whole[targets] = some
+    return joined
 
 
 def tap(
@@ -177,8 +177,8 @@ def tap(
     x is the input of the adapter; ``signs`` are packed, or None if they are not recorded.
     """
     anchor = torch.empty(0, requires_grad=True)
-    found: torch.Tensor = _Tap.apply(y, anchor, x.detach(), signs, pairs, facts)  # type: ignore[no-untyped-call]
-    return found
+    tapped: torch.Tensor = _Tap.apply(y, anchor, x.detach(), signs, pairs, facts)  # type: ignore[no-untyped-call]
+    return tapped
 
 
 class _Tap(torch.autograd.Function):
@@ -271,7 +271,7 @@ class Capture:
             self._hook(passage, functools.partial(self._sign, facts.name))
         self._hook(site.taps, functools.partial(self._tap, facts))
 
-    def _hook(self, passage: Passage, seen: Any) -> None:
+    def _hook(self, passage: ModuleTensor, seen: Any) -> None:
         """Hook a tensor; the output of a module before the bottleneck behind it."""
         module = passage.module
         if passage.is_output:
@@ -345,13 +345,13 @@ class Captures:
 
     def _pairs(self, rows: Sequence[RowsOfUser]) -> PairsByKind:
         """Return empty pairs of the kinds that have rows."""
-        found: dict[int, _Part] = {}
+        parts: dict[int, _Part] = {}
         for kind, capture in self._kinds:
-            own = [position for user, positions in rows if user in kind.users for position in positions]
-            if own or not rows:
-                picked = sorted(own) if own and not self._by_kind and len(self._kinds) > 1 else None
-                found[kind.number] = _Part(kind.prefix, capture.pairs(), picked)
-        return PairsByKind(found)
+            of_kind = [position for user, positions in rows if user in kind.users for position in positions]
+            if of_kind or not rows:
+                picked = sorted(of_kind) if of_kind and not self._by_kind and len(self._kinds) > 1 else None
+                parts[kind.number] = _Part(kind.prefix, capture.pairs(), picked)
+        return PairsByKind(parts)
 
 
 class _Part(NamedTuple):
@@ -370,11 +370,11 @@ class PairsByKind:
 
     def take(self, start: int, stop: int) -> dict[str, torch.Tensor]:
         """Return the pairs of blocks ``[start, stop)``, named with the kind's prefix, and drop them."""
-        found: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
         for prefix, pairs, picked in self.parts.values():
             for name, value in pairs.take(start, stop).items():
-                found[f"{prefix}{name}"] = value if picked is None else value[picked]
-        return found
+                tensors[f"{prefix}{name}"] = value if picked is None else value[picked]
+        return tensors
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield every held tensor."""
@@ -429,26 +429,26 @@ class PairWire:
                 name: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
                 for name, tensor in pairs.items()
             }
-        found: dict[str, torch.Tensor] = {}
+        encoded: dict[str, torch.Tensor] = {}
         for name, tensor in pairs.items():
             site = name.removesuffix(_X)
             if self.vectors is not None and name.endswith(_X) and site in self._inputs:
-                found |= self._projected(self.vectors, site, tensor)
+                encoded |= self._projected(self.vectors, site, tensor)
             else:
-                found[name] = tensor
-        return found
+                encoded[name] = tensor
+        return encoded
 
     def decode(self, sent: Tensors, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """Return pairs for ``AuxiliaryModels.fit``, in the compute ``dtype``; raises ``IntegrityError``."""
         self._known |= {name.removesuffix(_VECTOR): value for name, value in sent.items() if name.endswith(_VECTOR)}
-        found: dict[str, torch.Tensor] = {}
+        decoded: dict[str, torch.Tensor] = {}
         for name, tensor in sent.items():
             if self._wire == VELORA and name.endswith(_Z):
                 site = name.removesuffix(_Z)
-                found[site + _X] = self._rebuilt(site, tensor).to(dtype)
+                decoded[site + _X] = self._rebuilt(site, tensor).to(dtype)
             elif not name.endswith(_VECTOR):
-                found[name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
-        return found
+                decoded[name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
+        return decoded
 
     @torch.no_grad()
     def _projected(self, vectors: Vectors, site: str, x: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -481,20 +481,20 @@ class PairVectors:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the vectors by site; of the host all, empty before the first micro-batch."""
-        found = {} if self._own is None else self._own.tensors()
-        return found | {site: value for wire in self._shown for site, value in wire.known.items()}
+        vectors = {} if self._own is None else self._own.tensors()
+        return vectors | {site: value for wire in self._shown for site, value in wire.known.items()}
 
     def check(self, tensors: Mapping[str, torch.Tensor], *, where: str) -> None:
         """Refuse vectors of other sites, or of other sizes than the host's; earlier versions saved none at a helper.
 
         Raises ``IntegrityError``: sites or sizes differ.
         """
-        own = {} if self._own is None else self._own.tensors()
-        known = own.keys() | {site for wire in self._shown for site in wire.inputs}
+        vectors = {} if self._own is None else self._own.tensors()
+        known = vectors.keys() | {site for wire in self._shown for site in wire.inputs}
         if odd := sorted(tensors.keys() - known):
             raise IntegrityError(f"{where} has a vector of {odd[0]}, which is not projected here")
         if self._own is not None:
-            self._own.check({name: tensors[name] for name in own if name in tensors}, where=where)
+            self._own.check({name: tensors[name] for name in vectors if name in tensors}, where=where)
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Replace all vectors."""
@@ -536,13 +536,13 @@ def from_file(
     Raises ``IntegrityError``: the file is unreadable, or of another item or version.
     """
     file = TensorFile(data, where=where)
-    for key, wanted in metadata.items():
-        if file.metadata.get(key) != wanted:
+    for key, expected in metadata.items():
+        if file.metadata.get(key) != expected:
             raise IntegrityError(
-                f"{where} are of {key} {file.metadata.get(key)!r}, not {wanted!r}; use one version on all machines"
+                f"{where} are of {key} {file.metadata.get(key)!r}, not {expected!r}; use one version on all machines"
             )
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for name in file.infos:
-        found[name] = read_tensor(file.tensor(name), device)
+        tensors[name] = read_tensor(file.tensor(name), device)
         file.release_pages(name)
-    return found
+    return tensors

@@ -23,7 +23,7 @@ from edge.model.slice import BlockRunner, Empty
 from edge.model.tensor_files import DTYPE_NAMES, first_not_finite
 from edge.techniques.activation_checkpointing import BlockForward, SavedActivations
 from edge.techniques.micro_batches import Handler, MicroBatches, OpenItem
-from edge.techniques.offload.helper import AdapterModules, AuxiliaryModels, MergedSums, Sums
+from edge.techniques.offload.helper import AdapterModules, AuxiliaryModels, GradientSums, MergedSums
 from edge.techniques.offload.merged_matrices import MergedMatrices
 from edge.techniques.offload.pairs import Capture, Captures, PairsByKind, PairVectors, PairWire, from_file, to_file
 from edge.techniques.offload.sites import adapter_weights, install
@@ -75,14 +75,14 @@ class OffloadParts:
     @property
     def other_bytes(self) -> int:
         """Bytes of weights beside those of the models."""
-        return (self.sets.other_bytes if self.sets is not None else 0) + sum(one.held_bytes for one in self.helped)
+        return (self.sets.other_bytes if self.sets is not None else 0) + sum(each.held_bytes for each in self.helped)
 
     def fitted(self) -> dict[str, nn.Parameter]:
         """Return the adapters of other hosts' blocks that train here, by name."""
-        found: dict[str, nn.Parameter] = {}
+        parameters: dict[str, nn.Parameter] = {}
         for models in self.helped:
-            found |= models.parameters(models.units.start, models.units.stop)
-        return found
+            parameters |= models.parameters(models.units.start, models.units.stop)
+        return parameters
 
 
 def offload_parts(
@@ -102,7 +102,7 @@ def offload_parts(
     """
     settings, users = plan.course.helper_settings, plan.course.user_sets
     first, *more = kinds_of(job, users)
-    fitted = joined(Range(one.start, one.stop) for one in plan.placement.helped_by(node))
+    fitted = joined(Range(helper.start, helper.stop) for helper in plan.placement.helped_by(node))
     parts = OffloadParts(kinds={first: skeleton}, dtype=dtype, device=device)
     helped_blocks = _blocks_of(plan.placement.helpers_of(node))
 
@@ -113,11 +113,11 @@ def offload_parts(
 
     if helped_blocks:
         with_signs = settings.pairs in LOSSY
-        own = Capture(skeleton, helped_blocks, with_signs=with_signs)
+        capture = Capture(skeleton, helped_blocks, with_signs=with_signs)
         others = [(kind, other_model(job_of(job, kind.config))) for kind in more]
         at = skeleton if settings.merged else None
         also = [(kind, Capture(kin, helped_blocks, with_signs=with_signs, at=at)) for kind, kin in others]
-        parts.captures = Captures([(first, own), *also], by_kind=not settings.merged)
+        parts.captures = Captures([(first, capture), *also], by_kind=not settings.merged)
         if settings.merged:
             counts = [(kin, len(kind.users)) for kind, kin in others]
             own_count = len(first.users) if users else None
@@ -145,23 +145,23 @@ def sharing(
     Raises ``JobError``: see ``build_skeleton``.
     """
     with torch.random.fork_rng(devices=[]):
-        found = build_skeleton(folder, job)
-    wanted = set(blocks)
-    for index in range(len(found.blocks)):
-        if index not in wanted:
-            found.blocks[index] = Empty()
+        skeleton = build_skeleton(folder, job)
+    indices = set(blocks)
+    for index in range(len(skeleton.blocks)):
+        if index not in indices:
+            skeleton.blocks[index] = Empty()
             continue
-        if found.auxiliary:
-            start_auxiliary(found.blocks[index], seed=found.seed, index=index)
-        _share(found.blocks[index], first.blocks[index])
-        for path, module in found.blocks[index].named_modules():
+        if skeleton.auxiliary:
+            start_auxiliary(skeleton.blocks[index], seed=skeleton.seed, index=index)
+        _share(skeleton.blocks[index], first.blocks[index])
+        for path, module in skeleton.blocks[index].named_modules():
             if path.split(".")[-1] == ADAPTER:
                 module.to(device=device, dtype=dtype)
-    root = found.layout.blocks_path.split(".")[0]
+    root = skeleton.layout.blocks_path.split(".")[0]
     for name, module in first.base.named_children():
         if name != root:
-            setattr(found.base, name, module)
-    return found
+            setattr(skeleton.base, name, module)
+    return skeleton
 
 
 def _share(block: nn.Module, first: nn.Module) -> None:
@@ -169,11 +169,11 @@ def _share(block: nn.Module, first: nn.Module) -> None:
     theirs = dict(first.named_modules())
     for path, module in block.named_modules():
         if path in theirs and ADAPTER not in path.split("."):
-            for own, others in (
+            for tensors, others in (
                 (module._parameters, theirs[path]._parameters),
                 (module._buffers, theirs[path]._buffers),
             ):
-                own.update({name: value for name, value in others.items() if name in own})
+                tensors.update({name: value for name, value in others.items() if name in tensors})
 
 
 class OffloadRunner:
@@ -208,13 +208,13 @@ class OffloadRunner:
         """Vectors of projected pairs here; None where pairs are sent exact or rounded."""
         if self._wire.vectors is None:
             return None
-        own = self._wire.vectors if self._parts.captures is not None else None
-        return PairVectors(own, [wire for _, wire in self._fitted])
+        projected = self._wire.vectors if self._parts.captures is not None else None
+        return PairVectors(projected, [wire for _, wire in self._fitted])
 
     def shown(self, block: int) -> dict[str, torch.Tensor]:
         """Return the vectors on which a host has projected the pairs of a block, by site; none before the first."""
-        found = {} if self._wire.vectors is None else self._wire.vectors.tensors()
-        return {site: vector for site, vector in found.items() if block_of(site) == block and vector.numel()}
+        vectors = {} if self._wire.vectors is None else self._wire.vectors.tensors()
+        return {site: vector for site, vector in vectors.items() if block_of(site) == block and vector.numel()}
 
     def load_shown(self, block: int, tensors: Mapping[str, torch.Tensor], *, where: str) -> None:
         """Replace the vectors of a block by those of ``shown``; raises ``IntegrityError``."""
@@ -223,16 +223,16 @@ class OffloadRunner:
             whole = dict.fromkeys(sites, torch.zeros(0)) | dict(tensors)
             self._wire.vectors.load_blocks(whole, (block,), where=where)
 
-    def saved(self, trained: Mapping[str, nn.Parameter]) -> dict[str, PairVectors | MergedSums | Sums]:
+    def saved(self, trained: Mapping[str, nn.Parameter]) -> dict[str, PairVectors | MergedSums | GradientSums]:
         """Return what a shard has beside trained tensors: vectors, sums of users' adapters, and of gradients."""
-        found: dict[str, PairVectors | MergedSums | Sums] = {}
+        stores: dict[str, PairVectors | MergedSums | GradientSums] = {}
         if (vectors := self.vectors) is not None:
-            found["pairs"] = vectors
+            stores["pairs"] = vectors
         if self._is_collaboration and self._parts.helped:
-            found["merged"] = MergedSums(self._parts.helped)
+            stores["merged"] = MergedSums(self._parts.helped)
         if added_up := self.added_up(trained):
-            found["sums"] = Sums(added_up)
-        return found
+            stores["sums"] = GradientSums(added_up)
+        return stores
 
     def added_up(self, trained: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
         """Select the tensors with gradients that are added up over several steps, here or at a helper."""
@@ -268,8 +268,8 @@ class OffloadRunner:
             IntegrityError: other names, shapes or types; nothing was replaced then.
             DivergedError: numbers that are not finite; nothing was replaced then.
         """
-        wanted = {name: value for name, value in self.installed.items() if block_of(name) in blocks}
-        install(wanted, tensors, where=where)
+        parameters = {name: value for name, value in self.installed.items() if block_of(name) in blocks}
+        install(parameters, tensors, where=where)
         self.loaded()
 
     def sets(self) -> dict[str, dict[str, torch.Tensor]]:
@@ -277,14 +277,14 @@ class OffloadRunner:
 
         Users alone: at the host. Users in collaboration: at the helper, because the host has only the sum.
         """
-        found: dict[str, dict[str, torch.Tensor]] = {user: {} for user in self._course.user_sets}
-        for user, own in found.items():
+        by_user: dict[str, dict[str, torch.Tensor]] = {user: {} for user in self._course.user_sets}
+        for user, tensors in by_user.items():
             if self._parts.sets is not None:
-                own |= self._parts.sets.of(user)
+                tensors |= self._parts.sets.of(user)
             elif self._is_collaboration:
                 for models in self._parts.helped:
-                    own |= models.of_user(user)
-        return found
+                    tensors |= models.of_user(user)
+        return by_user
 
     def other_kinds(self, job: Job, folder: Path) -> dict[str, Skeleton]:
         """Return the hosted blocks with the adapters of each user of another kind than the job's own.
@@ -292,16 +292,16 @@ class OffloadRunner:
         Adapters that are merged or train nowhere are built anew with their initial values, except of blocks of which
         helpers return the sets. Of the folder only the configuration is read.
         """
-        found, fitted, parts = dict[str, Skeleton](), _blocks_of(self._helpers), self._parts
+        skeletons, fitted, parts = dict[str, Skeleton](), _blocks_of(self._helpers), self._parts
         there = {kind.number: skeleton for kind, skeleton in parts.kinds.items()}
-        own = [index for index, block in enumerate(parts.skeleton.blocks) if not isinstance(block, Empty)]
+        indices = [index for index, block in enumerate(parts.skeleton.blocks) if not isinstance(block, Empty)]
         for kind in kinds_of(job, self._course.user_sets)[1:]:
             skeleton = there.get(kind.number)
             if skeleton is None:
-                units = [index for index in own if index not in fitted]
+                units = [index for index in indices if index not in fitted]
                 skeleton = AdapterModules(folder, job_of(job, kind.config), units, parts.dtype, parts.device).skeleton
-            found |= dict.fromkeys(kind.users, skeleton)
-        return found
+            skeletons |= dict.fromkeys(kind.users, skeleton)
+        return skeletons
 
     @property
     def _is_collaboration(self) -> bool:
@@ -339,15 +339,15 @@ class OffloadRunner:
 
     def ship(self, action: Action, entry: OpenItem) -> tuple[()]:
         """Pack the pairs of some blocks for their helper, and drop the recorded ones; raises ``PlanError``."""
-        found: dict[str, torch.Tensor] = {}
+        pairs: dict[str, torch.Tensor] = {}
         flow = self._flows.of(action)
         for block in range(action.start, action.stop):
             recorded: PairsByKind | None = flow.pairs.pop(block, None)
             if recorded is None:
                 raise PlanError(f"{action} has no pairs of block {block} here")
-            found |= recorded.take(block, block + 1)
+            pairs |= recorded.take(block, block + 1)
         key = TensorKey(Payload.PAIRS, action.seq, action.micro, action.start)
-        self._shipped[key] = self._wire.encode(found), _metadata(key)
+        self._shipped[key] = self._wire.encode(pairs), _metadata(key)
         self._flows.drop_if_empty(action)
         return ()
 
@@ -453,15 +453,15 @@ class OffloadRunner:
 
     def put_parcel(self, key: TensorKey, data: Pieces, step: int) -> None:
         """Keep received pairs or weights until their action; raises ``IntegrityError`` or ``DivergedError``."""
-        found = from_file(data, self._metadata(key, step), where=_what(key), device=self._parts.device)
-        _require_finite(found, key)
-        self._came[key] = found
+        tensors = from_file(data, self._metadata(key, step), where=_what(key), device=self._parts.device)
+        _require_finite(tensors, key)
+        self._came[key] = tensors
 
     def _metadata(self, key: TensorKey, step: int) -> dict[str, str]:
-        found = _metadata(key)
+        metadata = _metadata(key)
         if key.payload == Payload.WEIGHTS:
-            found["version"] = str(weight_version(self._course, key.boundary, step + 1))
-        return found
+            metadata["version"] = str(weight_version(self._course, key.boundary, step + 1))
+        return metadata
 
     def _helper_of(self, block: int) -> Helper | None:
         return next((helper for helper in self._helpers if helper.has_block(block)), None)
@@ -470,7 +470,7 @@ class OffloadRunner:
         return any(action.start in models.units for models, _ in self._fitted)
 
     def _models_of(self, block: int) -> tuple[AuxiliaryModels, PairWire]:
-        return next(found for found in self._fitted if block in found[0].units)
+        return next(fitted for fitted in self._fitted if block in fitted[0].units)
 
 
 def _what(key: TensorKey) -> str:

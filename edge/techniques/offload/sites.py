@@ -47,7 +47,7 @@ from ringtune.errors import DivergedError, IntegrityError, JobError
 from ringtune.models.adapter_support import offload_refusal
 
 
-class Passage(NamedTuple):
+class ModuleTensor(NamedTuple):
     """Input or output tensor of a module."""
 
     module: nn.Module
@@ -73,14 +73,14 @@ class Site(ABC):
 
     name: str
     adapter: nn.Module
-    reads: Passage
-    taps: Passage
+    reads: ModuleTensor
+    taps: ModuleTensor
     alpha: float = 1.0
     columns: torch.Tensor | None = None
     inputs: int
     outputs: int
     source: str
-    signs: tuple[Passage, ...] = ()
+    signs: tuple[ModuleTensor, ...] = ()
     units: int = 0
 
     @abstractmethod
@@ -97,9 +97,9 @@ class Site(ABC):
         names = (path for path, module in block.named_modules() if module is self.taps.module)
         return str(next(names))
 
-    def move_to(self, block: nn.Module, own: nn.Module) -> None:
-        """Hook the same matrix in a block of another model, for a site of block ``own`` with that matrix's input."""
-        matrix = block.get_submodule(self.path(own))
+    def move_to(self, block: nn.Module, source: nn.Module) -> None:
+        """Hook the same matrix in a block of another model, for a site of block ``source`` with that matrix's input."""
+        matrix = block.get_submodule(self.path(source))
         self.reads, self.taps = self.reads._replace(module=matrix), self.taps._replace(module=matrix)
 
     def add_gradients(self, x: torch.Tensor, grad: torch.Tensor, is_on: torch.Tensor | None = None) -> None:
@@ -114,9 +114,9 @@ class LoraSite(Site):
     def __init__(self, name: str, layer: Any, lora: Any) -> None:
         self.name = self.source = name
         self.adapter = lora
-        self.reads, self.taps = Passage(layer, False), Passage(layer, True)
+        self.reads, self.taps = ModuleTensor(layer, False), ModuleTensor(layer, True)
         if isinstance(lora.lora_dropout, nn.Dropout):
-            self.reads = Passage(lora.lora_dropout, True)
+            self.reads = ModuleTensor(lora.lora_dropout, True)
         self.alpha = 1.0 if lora.use_gating else float(lora.scaling)
         self.inputs, self.outputs = int(lora.lora_A.shape[1]), int(lora.lora_B.shape[0])
         self._lora = lora
@@ -126,8 +126,8 @@ class LoraSite(Site):
         if self._lora.use_gating:
             gated: torch.Tensor = self._lora(x)
             return gated
-        found: torch.Tensor = x @ self._lora.lora_A.t() @ self._lora.lora_B.t()
-        return found
+        change: torch.Tensor = x @ self._lora.lora_A.t() @ self._lora.lora_B.t()
+        return change
 
 
 class FusedLoraSite(LoraSite):
@@ -155,19 +155,19 @@ class BottleneckSite(Site):
     def __init__(self, name: str, adapter: Any) -> None:
         self.name = self.source = name
         self.adapter = adapter
-        self.reads, self.taps = Passage(adapter, False), Passage(adapter, True)
+        self.reads, self.taps = ModuleTensor(adapter, False), ModuleTensor(adapter, True)
         if adapter.dropout.p > 0:
-            self.taps = Passage(adapter.dropout, False)
+            self.taps = ModuleTensor(adapter.dropout, False)
         self.inputs = self.outputs = int(adapter.input_size)
         if isinstance(adapter.non_linearity.f, nn.ReLU):
-            self.signs, self.units = (Passage(adapter.adapter_up, False),), int(adapter.adapter_up.in_features)
+            self.signs, self.units = (ModuleTensor(adapter.adapter_up, False),), int(adapter.adapter_up.in_features)
 
     def delta(self, x: torch.Tensor, is_on: torch.Tensor | None = None) -> torch.Tensor:
         """Run the bottleneck without residual; see ``Site.delta``."""
         activation: Any = self.adapter.non_linearity
         with given(activation, is_on):
-            found: torch.Tensor = self.adapter(x)
-        return found
+            change: torch.Tensor = self.adapter(x)
+        return change
 
 
 class AuxiliarySite(Site):
@@ -176,7 +176,7 @@ class AuxiliarySite(Site):
     def __init__(self, name: str, matrix: nn.Module, model: LinearDelta | MlpDelta | FusedDelta, alpha: float) -> None:
         self.name = self.source = name
         self.adapter = model
-        self.reads, self.taps = Passage(matrix, False), Passage(matrix, True)
+        self.reads, self.taps = ModuleTensor(matrix, False), ModuleTensor(matrix, True)
         self.alpha = alpha
         self._parts: list[Any] = [model]
         if isinstance(model, FusedDelta):
@@ -185,20 +185,20 @@ class AuxiliarySite(Site):
             self.columns = has_model.repeat_interleave(model.width)
         ends = [(part, part) if isinstance(part, LinearDelta) else (part.down, part.up) for part in self._parts]
         self.inputs, self.outputs = ends[0][0].in_features, sum(last.out_features for _, last in ends)
-        self.signs = tuple(Passage(part.up, False) for part in self._parts if isinstance(part, MlpDelta))
+        self.signs = tuple(ModuleTensor(part.up, False) for part in self._parts if isinstance(part, MlpDelta))
         self.units = sum(part.up.in_features for part in self._parts if isinstance(part, MlpDelta))
 
     def delta(self, x: torch.Tensor, is_on: torch.Tensor | None = None) -> torch.Tensor:
         """Run the model, or the models of query, key and value side by side; see ``Site.delta``."""
         if is_on is None or not self.units:
-            found = [part(x) for part in self._parts]
+            changes = [part(x) for part in self._parts]
         else:
             widths = [part.up.in_features for part in self._parts if isinstance(part, MlpDelta)]
-            own = iter(torch.split(is_on, widths, dim=-1))
-            found = [
-                part.up(part.down(x) * next(own)) if isinstance(part, MlpDelta) else part(x) for part in self._parts
+            signs = iter(torch.split(is_on, widths, dim=-1))
+            changes = [
+                part.up(part.down(x) * next(signs)) if isinstance(part, MlpDelta) else part(x) for part in self._parts
             ]
-        return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
+        return changes[0] if len(changes) == 1 else torch.cat(changes, dim=-1)
 
     @torch.no_grad()
     def add_gradients(self, x: torch.Tensor, grad: torch.Tensor, is_on: torch.Tensor | None = None) -> None:
@@ -207,15 +207,15 @@ class AuxiliarySite(Site):
             super().add_gradients(x, grad, is_on)
             return
         rows = x.flatten(0, -2)
-        for part, own in zip(self._parts, grad.flatten(0, -2).chunk(len(self._parts), dim=-1), strict=True):
-            found = own.t().mm(rows).to(part.weight.dtype)
-            part.weight.grad = found if part.weight.grad is None else part.weight.grad.add_(found)
+        for part, rows_of_part in zip(self._parts, grad.flatten(0, -2).chunk(len(self._parts), dim=-1), strict=True):
+            gradient = rows_of_part.t().mm(rows).to(part.weight.dtype)
+            part.weight.grad = gradient if part.weight.grad is None else part.weight.grad.add_(gradient)
 
 
 def sites_of(skeleton: Skeleton, index: int) -> list[Site]:
     """List the sites of one block, in the order of its modules; raises ``JobError``."""
     block = skeleton.blocks[index]
-    found = [
+    sites = [
         _site(f"{index}.{path}", module, path, block)
         for path, module in block.named_modules()
         if path.split(".")[-1] == ADAPTER
@@ -223,17 +223,17 @@ def sites_of(skeleton: Skeleton, index: int) -> list[Site]:
     layout, modules = skeleton.layout.layout, dict(block.named_modules())
     paths = [path for role in ("query", "key", "value") for path in layout.matrices_of(role)]
     attention = [modules[path] for path in paths if path in modules and not skeleton.layout.apart]
-    for at, site in enumerate(found):
-        site.source = next((other.name for other in found[:at] if _share(other, site, attention)), site.name)
-    return found
+    for at, site in enumerate(sites):
+        site.source = next((other.name for other in sites[:at] if _share(other, site, attention)), site.name)
+    return sites
 
 
 def _share(first: Site, second: Site, attention: list[nn.Module]) -> bool:
     """Whether two sites read one tensor without dropout: of one matrix, or of query, key and value."""
     if first.reads.is_output or second.reads.is_output:
         return False
-    own, other = first.reads.module, second.reads.module
-    return own is other or all(any(module is one for one in attention) for module in (own, other))
+    module, other = first.reads.module, second.reads.module
+    return module is other or all(any(each is part for part in attention) for each in (module, other))
 
 
 def _site(name: str, adapter: Any, path: str, block: nn.Module) -> Site:
@@ -305,8 +305,8 @@ def copy_of(value: torch.Tensor) -> torch.Tensor:
     return detached.clone() if bool(detached.any()) else torch.zeros_like(detached)
 
 
-def check_like(tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], *, where: str) -> None:
-    """Refuse tensors that differ from ``wanted`` in names, shapes or types, or are not finite.
+def check_like(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], *, where: str) -> None:
+    """Refuse tensors that differ from ``expected`` in names, shapes or types, or are not finite.
 
     ``where`` names the tensors in errors.
 
@@ -314,21 +314,21 @@ def check_like(tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.T
         IntegrityError: names the first tensor that differs.
         DivergedError: names the first tensor that is not finite.
     """
-    if odd := sorted(tensors.keys() ^ wanted.keys()):
+    if odd := sorted(tensors.keys() ^ expected.keys()):
         many = "too much" if odd[0] in tensors else "too little"
         raise IntegrityError(f"{where} has {odd[0]} {many}; host and helper need the same plan and job")
-    for name, like in wanted.items():
+    for name, like in expected.items():
         require_kind(name, kind_of(tensors[name]), kind_of(like), where=where)
-    if name := first_not_finite({name: tensors[name] for name in wanted}):
+    if name := first_not_finite({name: tensors[name] for name in expected}):
         raise DivergedError(f"{where} has {name} with numbers that are not finite")
 
 
-def install(wanted: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor], *, where: str) -> None:
-    """Replace ``wanted`` by other tensors in place, once all were checked; errors as for ``check_like``.
+def install(parameters: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor], *, where: str) -> None:
+    """Replace ``parameters`` by other tensors in place, once all were checked; errors as for ``check_like``.
 
     A graph of the old values fails in its backward; it never uses the new ones.
     """
-    check_like(tensors, wanted, where=where)
+    check_like(tensors, parameters, where=where)
     with torch.no_grad():
-        for name, value in wanted.items():
+        for name, value in parameters.items():
             value.copy_(tensors[name])

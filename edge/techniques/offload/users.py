@@ -55,8 +55,8 @@ class UserSets:
     @property
     def other_bytes(self) -> int:
         """Bytes of all sets that no module refers to now."""
-        others = (own for kind in self._kinds for user, own in kind.sets.items() if user != kind.used)
-        return sum(value.nbytes for own in others for value in own.values())
+        others = (tensors for kind in self._kinds for user, tensors in kind.sets.items() if user != kind.used)
+        return sum(value.nbytes for tensors in others for value in tensors.values())
 
     @contextlib.contextmanager
     def using(self, user: str) -> Iterator[None]:
@@ -97,8 +97,8 @@ class UserSets:
         users = {name.partition("/")[0] for name in tensors}
         if odd := sorted(users - self._of_user.keys()):
             raise IntegrityError(f"{where} are of {odd[0]!r}, who is no user of this run; use one plan on all machines")
-        wanted = {name: value for name, value in self.parameters(blocks).items() if name.partition("/")[0] in users}
-        install(wanted, tensors, where=where)
+        parameters = {name: value for name, value in self.parameters(blocks).items() if name.partition("/")[0] in users}
+        install(parameters, tensors, where=where)
 
 
 class _KindSets:
@@ -126,9 +126,9 @@ class _KindSets:
 
     def use(self, user: str) -> None:
         if user != self.used:
-            own = self.sets[user]
+            tensors = self.sets[user]
             for name, (module, attribute) in self._homes.items():
-                module._parameters[attribute] = own[name]
+                module._parameters[attribute] = tensors[name]
             self.used = user
 
 
@@ -171,13 +171,13 @@ class UserBlockRunner:
             with self._sets.using(user):
                 given = context if own_blocks is blocks else own_blocks.context(hidden, mask)
                 return run(own_blocks, hidden, mask, given)
-        found = torch.empty_like(hidden)
+        output = torch.empty_like(hidden)
         for user, positions in rows:
             at = torch.tensor(positions, device=hidden.device)
-            own, own_mask, own_blocks = hidden[at], mask[at], self._runners[user]
+            hidden_rows, own_mask, own_blocks = hidden[at], mask[at], self._runners[user]
             with self._sets.using(user):
-                found[at] = run(own_blocks, own, own_mask, own_blocks.context(own, own_mask))
-        return found
+                output[at] = run(own_blocks, hidden_rows, own_mask, own_blocks.context(hidden_rows, own_mask))
+        return output
 
     def saving(
         self, rows: tuple[RowsOfUser, ...], run: RunSaving, forward: BlockForward, hidden: torch.Tensor
@@ -195,15 +195,15 @@ class UserBlockRunner:
             with self._sets.using(user):
                 return run(forward, hidden)
         parts: list[tuple[torch.Tensor, SavedActivations]] = []
-        found = torch.empty_like(hidden)
+        output = torch.empty_like(hidden)
         for user, positions in rows:
             at = torch.tensor(positions, device=hidden.device)
-            own = forward.of_rows(at, functools.partial(self._version, forward.version, user, positions))
-            own.blocks = self._runners[user]
+            forward_of_user = forward.of_rows(at, functools.partial(self._version, forward.version, user, positions))
+            forward_of_user.blocks = self._runners[user]
             with self._sets.using(user), self._captures.of_rows(user, positions):
-                saved, found[at] = run(own, hidden[at])
+                saved, output[at] = run(forward_of_user, hidden[at])
             parts.append((at, saved))
-        return SplitRows(parts), found
+        return SplitRows(parts), output
 
     @contextlib.contextmanager
     def _version(
@@ -226,14 +226,14 @@ class SplitRows:
 
     def backward(self, grad: torch.Tensor) -> torch.Tensor | None:
         """Run the backward of the parts, one after the other; see ``SavedActivations.backward``."""
-        found: torch.Tensor | None = None
+        gradient: torch.Tensor | None = None
         while self._parts:
             rows, saved = self._parts.pop(0)
             below = saved.backward(grad[rows])
             if below is not None:
-                found = below.new_empty((len(grad), *below.shape[1:])) if found is None else found
-                found[rows] = below
-        return found
+                gradient = below.new_empty((len(grad), *below.shape[1:])) if gradient is None else gradient
+                gradient[rows] = below
+        return gradient
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield every kept tensor."""

@@ -45,12 +45,12 @@ def state_shapes(optimizer: str, shape: Shape) -> dict[str, Shape]:
     ().
     """
     if optimizer != "adafactor":
-        found = dict.fromkeys(_LIKE_THE_PARAMETER[optimizer], shape)
+        shapes = dict.fromkeys(_LIKE_THE_PARAMETER[optimizer], shape)
     elif len(shape) > 1:
-        found = {"row_var": (*shape[:-1], 1), "col_var": (*shape[:-2], 1, shape[-1])}
+        shapes = {"row_var": (*shape[:-1], 1), "col_var": (*shape[:-2], 1, shape[-1])}
     else:
-        found = {"variance": shape}
-    return {**found, STEP: ()} if optimizer in _COUNTS else found
+        shapes = {"variance": shape}
+    return {**shapes, STEP: ()} if optimizer in _COUNTS else shapes
 
 
 STATE_GIVEN_BACK_BYTES: Final = 64 << 20

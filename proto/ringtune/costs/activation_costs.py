@@ -225,4 +225,4 @@ def trained_parts(course: Course, projected: Sequence[Range], trained: Units | N
     """
     if trained is None or not course.method.full_parameters:
         return projected
-    return [cut for one in trained.ranges for cut in within(projected, *one)]
+    return [cut for part in trained.ranges for cut in within(projected, *part)]

@@ -163,12 +163,12 @@ def rehearsed(before: Profile, after: Profile) -> Profile:
     by the median ratio of the nodes that did it.
     """
     known, ratios = before.by_name, dict[str, list[float]]()
-    own = [_ratios(known[node.node], node) for node in after.nodes]
-    for work, ratio in itertools.chain.from_iterable(found.items() for found in own):
+    by_node = [_ratios(known[node.node], node) for node in after.nodes]
+    for work, ratio in itertools.chain.from_iterable(measured.items() for measured in by_node):
         ratios.setdefault(work, []).append(ratio)
-    medians = {work: statistics.median(found) for work, found in ratios.items()}
+    medians = {work: statistics.median(measured) for work, measured in ratios.items()}
     with_messages = any(node.has_messages for node in after.nodes)
-    missing = [{work: ratio for work, ratio in medians.items() if work not in found} for found in own]
+    missing = [{work: ratio for work, ratio in medians.items() if work not in measured} for measured in by_node]
     nodes = zip(after.nodes, missing, strict=True)
     return dataclasses.replace(
         after, nodes=tuple(_corrected(node, lacks, with_messages=with_messages) for node, lacks in nodes)

@@ -85,8 +85,8 @@ def end_of_turn_bytes(course: Course, share: Share, sizes: Sizes) -> int:
 
 def _fitted_here(trained: Sequence[Range], share: Share) -> int:
     """Number of blocks that a node trains: its own without those of helpers, and those that it fits for others."""
-    own = overlap(trained, [Range(share.start, share.stop)]) - overlap(trained, share.helped)
-    return own + overlap(trained, itertools.chain(*share.helps))
+    hosted = overlap(trained, [Range(share.start, share.stop)]) - overlap(trained, share.helped)
+    return hosted + overlap(trained, itertools.chain(*share.helps))
 
 
 def memory_estimate(course: Course, share: Share, sizes: Sizes) -> MemoryEstimate:
@@ -166,8 +166,8 @@ def _adapter_terms(course: Course, share: Share, sizes: Sizes, flying: int) -> I
     yield Term("adapters", "earlier version of an adapter", (flying - 1) * num_trained, sizes.adapter_bytes)
     trained = sizes.adapter_bytes + sizes.adapter_state_bytes
     num_fitted = overlap(reach.ranges, itertools.chain(*share.helps))
-    own = num_trained - overlap(reach.ranges, share.helped)
-    yield Term("optimizer", "gradient and moments of an adapter", own, trained)
+    num_own = num_trained - overlap(reach.ranges, share.helped)
+    yield Term("optimizer", "gradient and moments of an adapter", num_own, trained)
     if share.is_owner:
         yield Term("head", "head with gradient and moments", 1, 2 * sizes.head_bytes + sizes.head_state_bytes)
     yield Term(
@@ -331,11 +331,11 @@ def moving_memory(
 
 def _new_share(before: Placement, after: Placement, node: str) -> float:
     """Share of the blocks of a node's next slice that it does not host yet."""
-    held, wanted = (
-        {block for one in placement.slices if one.node == node for block in range(one.start, one.stop)}
+    held, needed = (
+        {block for piece in placement.slices if piece.node == node for block in range(piece.start, piece.stop)}
         for placement in (before, after)
     )
-    return len(wanted - held) / max(1, len(wanted))
+    return len(needed - held) / max(1, len(needed))
 
 
 def _resting(estimate: MemoryEstimate) -> Iterator[Term]:
@@ -420,10 +420,10 @@ def disk_needs(course: Course, share: Share, sizes: Sizes, *, keeps_best: bool =
     """
     at_once = min(_SHARDS, _num_checkpoints(course))
     if not course.method.full_parameters:
-        own = sum(stop - start for start, stop in share.helped)
+        num_fitted = sum(stop - start for start, stop in share.helped)
         merged = DiskTerm(
             "merged adapters",
-            sizes.helped.sent * own if course.helper_settings.merged else 0,
+            sizes.helped.sent * num_fitted if course.helper_settings.merged else 0,
             "set offload.merged = false, with which offload.users can't be 'collaboration'",
         )
         return DiskNeeds((_checkpoints(at_once * _fitted_bytes(course, share, sizes)), merged))
@@ -436,7 +436,7 @@ def disk_needs(course: Course, share: Share, sizes: Sizes, *, keeps_best: bool =
     on_disk = DiskTerm("optimizer state", state if share.state_on_disk else 0, "set hift.state = 'memory'")
     copied = [block for blocks in share.copies or () for block in range(*blocks)]
     state = (
-        0 if course.method.drops_state else sum(sizes.state_bytes(one) for one in copied if one in ever_trained(course))
+        0 if course.method.drops_state else sum(sizes.state_bytes(at) for at in copied if at in ever_trained(course))
     )
     copies = DiskTerm(
         CHECKPOINT_COPIES,
@@ -453,11 +453,11 @@ def _checkpoints(size_bytes: int) -> DiskTerm:
 def _fitted_bytes(course: Course, share: Share, sizes: Sizes) -> int:
     """Bytes of adapters in a shard: with optimizer state if trained here for others, without if trained by helpers."""
     fitted = sum(stop - start for ranges in share.helps for start, stop in ranges)
-    own = sum(stop - start for start, stop in share.helped)
+    num_fitted = sum(stop - start for start, stop in share.helped)
     settings = course.helper_settings
     of_helper = sizes.helped.held + sizes.sets_state_bytes + (sizes.helped.gradients if settings.interval > 1 else 0)
     of_helper += sizes.helped.sent if settings.users == COLLABORATION else 0
-    return fitted * of_helper + own * (sizes.helped.hosted or sizes.helped.sent)
+    return fitted * of_helper + num_fitted * (sizes.helped.hosted or sizes.helped.sent)
 
 
 def _num_checkpoints(course: Course) -> int:

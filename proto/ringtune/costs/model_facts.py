@@ -146,7 +146,7 @@ def estimate_activation_token_bytes(
     trained_units = 2.0 + 3.0 if trains_own_weights else 3.0 + 2.0
     if auxiliary or lora_values is not None:
         inputs = sum(kept.width for kept in model.kept_inputs if not kept.always_kept)
-        values = inputs + (lora_values or 0) + sum(one.hidden_values for one in auxiliary)
+        values = inputs + (lora_values or 0) + sum(config.hidden_values for config in auxiliary)
         beside = (trained_units if has_more else 2) + values / model.hidden_size
         trained_units = beside if lora_values is None else max(trained_units, beside)
     dropped = dropout_token_bytes(model, tokens=tokens, dtype=dtype) if dropout > 0 else 0
@@ -164,8 +164,8 @@ def _lora_dropout_values(model: ModelFacts) -> int:
 
     The input is kept if an auxiliary model reads it too.
     """
-    found = (kept for kept in model.kept_inputs if kept.lora)
-    return sum(kept.width * (2 * kept.lora - (kept.lora == kept.readers and not kept.always_kept)) for kept in found)
+    inputs = (kept for kept in model.kept_inputs if kept.lora)
+    return sum(kept.width * (2 * kept.lora - (kept.lora == kept.readers and not kept.always_kept)) for kept in inputs)
 
 
 def dropout_token_bytes(model: ModelFacts, *, tokens: int, dtype: str = "float32") -> int:
@@ -314,13 +314,13 @@ def _more_scored(experts: int, norms: int, hidden: int) -> int:
 
 def _norm_values(names: Iterable[str], tensors: Mapping[str, StoredTensor], dimensions: Dimensions) -> int:
     """Return the values per token that norms of a block keep for their weights: their width, of heads all together."""
-    found = 0
+    values = 0
     for name in names:
         if name.endswith(("q_norm.weight", "k_norm.weight")):
-            found += dimensions.attention or dimensions.hidden
+            values += dimensions.attention or dimensions.hidden
         elif tensors[name].shape == (dimensions.hidden,) and not name.endswith("bias"):
-            found += dimensions.hidden
-    return found
+            values += dimensions.hidden
+    return values
 
 
 def _largest_gradient(of_experts: int, largest: int) -> int:
@@ -355,7 +355,7 @@ def _with_invertible(facts: ModelFacts, job: Job, config: Mapping[str, Any], *, 
 
 
 def _shapes_in_block(auxiliary: Iterable[AuxiliaryConfig], block: int, widths: Widths) -> Shapes:
-    return {name: shape for one in in_block(auxiliary, block) for name, shape in one.shapes(widths).items()}
+    return {name: shape for model in in_block(auxiliary, block) for name, shape in model.shapes(widths).items()}
 
 
 def _with_kinds(
@@ -367,23 +367,23 @@ def _with_kinds(
     base, kinds = computed_token_bytes(facts, job), []
     for kind in others:
         own_job = job_of_user(job, kind.users[0])
-        own = model_facts(folder, own_job, in_part=in_part)
+        facts_of_kind = model_facts(folder, own_job, in_part=in_part)
         kinds.append(
             KindFacts(
                 config=kind.config,
                 users=kind.users,
-                adapter_block_bytes=own.adapter_block_bytes,
-                adapter_block_factor_bytes=own.adapter_block_factor_bytes,
-                pair_token_bytes=own.pair_token_bytes,
-                pair_rounded_token_bytes=own.pair_rounded_token_bytes,
-                pair_projected_token_bytes=own.pair_projected_token_bytes,
-                more_activation_token_bytes=max(0.0, computed_token_bytes(own, own_job) - base),
-                pair_vector_values=own.pair_vector_values,
+                adapter_block_bytes=facts_of_kind.adapter_block_bytes,
+                adapter_block_factor_bytes=facts_of_kind.adapter_block_factor_bytes,
+                pair_token_bytes=facts_of_kind.pair_token_bytes,
+                pair_rounded_token_bytes=facts_of_kind.pair_rounded_token_bytes,
+                pair_projected_token_bytes=facts_of_kind.pair_projected_token_bytes,
+                more_activation_token_bytes=max(0.0, computed_token_bytes(facts_of_kind, own_job) - base),
+                pair_vector_values=facts_of_kind.pair_vector_values,
             )
         )
     configs = [job.adapter.config, *(kind.config for kind in others)]
     places = {place for config in configs for place in places_of(config)}
-    beside = max(sum(math.prod(getattr(own, place)) for place in places) for own in widths)
+    beside = max(sum(math.prod(getattr(pair, place)) for place in places) for pair in widths)
     return dataclasses.replace(facts, kinds=tuple(kinds), beside_block_bytes=beside * DTYPE_BYTES[job.model.dtype])
 
 
@@ -397,32 +397,32 @@ class _Matrices(NamedTuple):
     @staticmethod
     def of(shapes: Iterable[tuple[int, ...]]) -> _Matrices:
         """Count the matrices among these shapes."""
-        found = [shape for shape in shapes if len(shape) == 2]
-        sizes = [math.prod(shape) for shape in found]
-        return _Matrices(sum(sizes), sum(shape[0] for shape in found), max(sizes, default=0))
+        matrices = [shape for shape in shapes if len(shape) == 2]
+        sizes = [math.prod(shape) for shape in matrices]
+        return _Matrices(sum(sizes), sum(shape[0] for shape in matrices), max(sizes, default=0))
 
 
 def _frozen_matrices(
-    tensors: Mapping[str, StoredTensor], not_outside: tuple[str, ...], block: str, own: Collection[str]
+    tensors: Mapping[str, StoredTensor], not_outside: tuple[str, ...], block: str, names: Collection[str]
 ) -> tuple[_Matrices, _Matrices]:
-    """Count the frozen matrices of one block, without those named in ``own``, and those of an owner alone.
+    """Count the frozen matrices of one block, without those in ``names``, and those of an owner alone.
 
     ``block`` is the prefix of the names of that block, ``not_outside`` are those of what others have.
     """
     in_block = {name.removeprefix(block): stored for name, stored in tensors.items() if name.startswith(block)}
     outside = [stored.shape for name, stored in tensors.items() if not name.startswith(not_outside)]
-    return _Matrices.of(stored.shape for name, stored in in_block.items() if name not in own), _Matrices.of(outside)
+    return _Matrices.of(stored.shape for name, stored in in_block.items() if name not in names), _Matrices.of(outside)
 
 
 def _gguf_bytes(tensors: Mapping[str, StoredTensor], block_prefix: str) -> dict[str, int]:
     """Return the bytes of matrices of a GGUF file, by the number of the model's block; empty = outside of blocks."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for name, stored in tensors.items():
         if GgufType.of(stored.info.dtype) is not None and len(stored.shape) == 2:
             is_inside = name.startswith(block_prefix)
             block = name.removeprefix(block_prefix).partition(".")[0] if is_inside else ""
-            found[block] = found.get(block, 0) + stored.info.nbytes
-    return found
+            sizes[block] = sizes.get(block, 0) + stored.info.nbytes
+    return sizes
 
 
 def computed_token_bytes(model: ModelFacts, job: Job) -> float:
@@ -445,9 +445,9 @@ def check_job(job: Job, config: Mapping[str, Any], *, where: str = CONFIG_FILE) 
     check_task(family, job.model.task, where=where)
     if family.generic:
         _check_generic(job, family, config, where)
-    longest, asked = dimensions.longest, job.train.max_length
-    if not dimensions.fixed and asked > longest:
-        raise JobError(f"train.max_length is {asked}, the model takes {longest} tokens at most; lower it")
+    longest, length = dimensions.longest, job.train.max_length
+    if not dimensions.fixed and length > longest:
+        raise JobError(f"train.max_length is {length}, the model takes {longest} tokens at most; lower it")
     if job.privacy.private_blocks >= dimensions.num_blocks:
         raise JobError(
             f"privacy.private_blocks is {job.privacy.private_blocks}, the model has {dimensions.num_blocks} blocks; "
@@ -514,8 +514,8 @@ def _head_sizes(task: str, dimensions: Dimensions, family: Family, config: Confi
             QUESTION_ANSWERING: _HeadSizes(before + 2 * row, 0, 2, factors + hidden + 4, 0),
         }[task]
     if family.plugged and CAUSAL_LM in family.tasks and task in (CLASSIFICATION, REGRESSION):
-        one = _HeadSizes(0, hidden, 0, hidden, 1)
-        return one if task == CLASSIFICATION else _HeadSizes(hidden, 0, 0, hidden + 1, 0)
+        first = _HeadSizes(0, hidden, 0, hidden, 1)
+        return first if task == CLASSIFICATION else _HeadSizes(hidden, 0, 0, hidden + 1, 0)
     return {
         REGRESSION: _HeadSizes(hidden * row + row, 0, 0, 4 * hidden + 2, 0),
         CLASSIFICATION: _HeadSizes(hidden * row, row, 0, 4 * hidden, 2),

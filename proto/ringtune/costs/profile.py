@@ -520,7 +520,9 @@ class NodeFacts:
         """Refuse times of blocks that no hardware has; raises ``InvalidInputError``."""
         times = {name: getattr(self, name) for name in _OF_BLOCKS}
         times |= {
-            f"{one.work} of {one.size} tokens": one.median_s for one in self.work_times if one.work in _WHOLE_BLOCKS
+            f"{each.work} of {each.size} tokens": each.median_s
+            for each in self.work_times
+            if each.work in _WHOLE_BLOCKS
         }
         for name, seconds in times.items():
             if seconds < SHORTEST_BLOCK_S:

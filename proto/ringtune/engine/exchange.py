@@ -46,7 +46,7 @@ Arrived = dict[TensorKey, ev.ParcelArrived]
 """Parcels in the inbox, in the order in which they came, even of turns that are not granted here yet."""
 
 
-class Copies:
+class UnitCopies:
     """Updates of one owner's embedding and head for items of other owners.
 
     There are none with adapters, and none at nodes that own no rows.
@@ -272,13 +272,13 @@ def _has_fit(flow: MicroBatchState, update: Action) -> bool:
     return False
 
 
-class Exchange:
+class ParcelExchange:
     """All parcels of one node for updates."""
 
     def __init__(self, plan: Plan, node: str, room: Credits) -> None:
         self._course = plan.course
         self._arrived: Arrived = {}
-        self.copies = Copies(plan.course, node, self._arrived)
+        self.copies = UnitCopies(plan.course, node, self._arrived)
         self.helping = HelperItems(plan, node, room, self._arrived)
         self._helpers = plan.placement.helpers_of(node)
         self.sums = ReplicaSums(plan, node, self._arrived)

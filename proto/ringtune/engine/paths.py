@@ -87,7 +87,7 @@ Message = tuple[str, int, str]
 """Payload, boundary, and the node at the other end."""
 
 
-class Place:
+class PathAction:
     """One compute action on the way of a micro-batch, with its message before and its send after.
 
     Attributes:
@@ -121,7 +121,7 @@ class Place:
         self.frontier = (EMBEDDING if op is Op.READ else leg.start) if self.is_upward else math.inf
         self.goes_on = False
         self.has_version = op is not Op.SKIP and not op.is_of_cache
-        self.next: Place | None = None
+        self.next: PathAction | None = None
         self.too_early: frozenset[tuple[str, int]] = frozenset()
 
 
@@ -139,7 +139,7 @@ class Path:
 
     def __init__(self, legs: Sequence[Leg], private_blocks: int, room: Credits, pairs_boundary: int = 0) -> None:
         credits_at = _credits(legs, private_blocks, room, pairs_boundary)
-        places: list[Place] = []
+        places: list[PathAction] = []
         receive: Message | None = None
         for at, leg in enumerate(legs):
             if leg.op is Op.RECEIVE:
@@ -147,7 +147,7 @@ class Path:
             elif leg.op is not Op.SEND:
                 after = legs[at + 1] if at + 1 < len(legs) else None
                 send = _message(after) if after is not None and after.op is Op.SEND else None
-                places.append(Place(leg, receive, send, credits_at[at]))
+                places.append(PathAction(leg, receive, send, credits_at[at]))
                 receive = None
         received: set[tuple[str, int]] = set()
         for following, place in itertools.pairwise(reversed(places)):
@@ -211,7 +211,7 @@ class MicroBatchState:
 
     def __init__(self, state: ItemState, micro: int, path: Path) -> None:
         self.state, self.seq, self.micro, self.path = state, state.item.seq, micro, path
-        self.place: Place | None = path.first
+        self.place: PathAction | None = path.first
         self.arrived: TensorArrived | ParcelArrived | None = None
 
 

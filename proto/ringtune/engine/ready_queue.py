@@ -19,8 +19,8 @@ from typing import Final
 
 from ringtune.engine import events as ev
 from ringtune.engine.events import TensorArrived
-from ringtune.engine.exchange import Exchange
-from ringtune.engine.paths import Credits, ItemState, MicroBatchState, Path, Place, max_embeds
+from ringtune.engine.exchange import ParcelExchange
+from ringtune.engine.paths import Credits, ItemState, MicroBatchState, Path, PathAction, max_embeds
 from ringtune.errors import FrameError
 from ringtune.schedule.actions import Action, Op, Payload
 from ringtune.schedule.course import Course
@@ -58,7 +58,7 @@ class UnitVersions:
             for unit in range(update.start, update.stop):
                 self._blocks[unit] += 1
 
-    def are(self, versions: Mapping[int, int], place: Place) -> bool:
+    def are(self, versions: Mapping[int, int], place: PathAction) -> bool:
         """Whether each unit of the place has its version in ``versions``."""
         blocks = self._blocks
         if blocks == versions:  # all that is hosted here, which is the usual case
@@ -163,7 +163,7 @@ class ReadyQueue:
         is_owner = plan.owner(node) is not None
         self._course, self._head, self._head_unit = course, head, course.head
         self._credits = Credits(placement.credits)
-        self.exchange = Exchange(plan, node, self._credits)
+        self.exchange = ParcelExchange(plan, node, self._credits)
         self._private_blocks = placement.private_blocks
         self.is_host = piece.num_blocks > 0
         self._floor = 0 if is_owner and placement.private_blocks else piece.start
@@ -286,7 +286,7 @@ class ReadyQueue:
         self._embeds.popleft()
         self._embeds_in_flight += 1
 
-    def passed(self, flow: MicroBatchState, place: Place) -> None:
+    def passed(self, flow: MicroBatchState, place: PathAction) -> None:
         """Move a micro-batch from a place that is done to the next."""
         if place.op is _FIT:
             self.exchange.helping.passed(flow)
@@ -318,7 +318,7 @@ class ReadyQueue:
         if following is None:
             flow.state.flows_left -= 1
 
-    def _went_backward(self, flow: MicroBatchState, place: Place, following: Place | None) -> None:
+    def _went_backward(self, flow: MicroBatchState, place: PathAction, following: PathAction | None) -> None:
         """Note that a micro-batch has done a backward; the embedding's is counted apart from the blocks'."""
         self._may_go_down = True
         if place.is_of_embedding:
@@ -417,7 +417,7 @@ class ReadyQueue:
             return self._or_embedding(chosen)
         return chosen
 
-    def _is_next(self, flow: MicroBatchState, place: Place) -> bool:
+    def _is_next(self, flow: MicroBatchState, place: PathAction) -> bool:
         """Whether a micro-batch can move upward without overtaking an older one."""
         older = itertools.takewhile(lambda before: before is not flow, self._upward)
         return all(before.place and before.place.frontier >= place.stop for before in older) and self._is_ready(
@@ -473,7 +473,7 @@ class ReadyQueue:
         self._may_go_down = False
         return None
 
-    def _is_ready(self, flow: MicroBatchState, place: Place) -> bool:
+    def _is_ready(self, flow: MicroBatchState, place: PathAction) -> bool:
         """Whether an upward action with its tensor here has room for a graph, a credit and the right versions."""
         if place.keeps_graph and flow.state not in itertools.islice(self._graphs, self._max_graphs):
             return False
@@ -483,21 +483,21 @@ class ReadyQueue:
         versions = flow.state.forward_versions
         return not versions or not place.has_version or self.versions.are(versions, place)
 
-    def _or_embedding(self, found: MicroBatchState | None) -> MicroBatchState | None:
-        """Return the next embedding if it can run and is older than ``found``; else ``found``."""
+    def _or_embedding(self, flow_above: MicroBatchState | None) -> MicroBatchState | None:
+        """Return the next embedding if it can run and is older than ``flow_above``; else ``flow_above``."""
         flow = self._embeds[0]
         if flow.state.follows_token:
             before = self._flows.get((flow.seq - 1, flow.micro))
             if before is not None and before.place is not None:
-                return found  # its token is not chosen yet
+                return flow_above  # its token is not chosen yet
         if flow.state.embedding_version != self.versions.embedding:
-            return found
+            return flow_above
         if self._course.invertible and flow.path.trains_embedding and not self._head.counts_for(flow.state):
-            return found  # a head that arrives later would change weights of this graph
-        if found is not None and (found.seq, found.micro) < (flow.seq, flow.micro):
-            return found
+            return flow_above  # a head that arrives later would change weights of this graph
+        if flow_above is not None and (flow_above.seq, flow_above.micro) < (flow.seq, flow.micro):
+            return flow_above
         credit = flow.path.first.credit
         if credit is not None and credit.left <= 0:
             self._is_starved = True
-            return found
+            return flow_above
         return flow

@@ -142,8 +142,8 @@ def _advice(text: str, problem: str) -> str:
     """Return the remedy for a common mistake, given tomllib's message; empty if unknown."""
     place = _PLACE.search(problem)
     line = text.splitlines()[int(place[1]) - 1] if place and int(place[1]) <= len(text.splitlines()) else ""
-    found = _KEY.match(line)
-    name = (found["section"] or found["key"] or "").strip() if found else ""
+    match = _KEY.match(line)
+    name = (match["section"] or match["key"] or "").strip() if match else ""
     if problem.startswith(("Cannot overwrite a value", "Cannot declare", "Cannot mutate", "Cannot redefine")):
         return f"; {name or 'a key'} stands twice, keep one"
     if "Unescaped '\\'" in problem or ("\\" in line and "Invalid hex" in problem):
@@ -396,8 +396,8 @@ def with_changes(tables: Mapping[str, Any], overrides: Mapping[str, object]) -> 
     names = [entry.name for entry in dataclasses.fields(Job)]
     for name in overrides:
         check_keys([name.partition(".")[0]], names, where="", error=JobError)
-    found = {name: dict(keys) if isinstance(keys, Mapping) else keys for name, keys in tables.items()}
-    sections = {name: found.setdefault(name, {}) for name in names if isinstance(found.get(name, {}), dict)}
+    changed = {name: dict(keys) if isinstance(keys, Mapping) else keys for name, keys in tables.items()}
+    sections = {name: changed.setdefault(name, {}) for name in names if isinstance(changed.get(name, {}), dict)}
     clears = [(name.partition(".")[0], other) for name in overrides.keys() & _CLEARS.keys() for other in _CLEARS[name]]
     if overrides.get("train.optimizer", "momentum") != "momentum":
         clears.append(("train", "momentum"))
@@ -420,29 +420,29 @@ def with_changes(tables: Mapping[str, Any], overrides: Mapping[str, object]) -> 
     for section in dropped & sections.keys():
         sections[section].clear()
     if "adapter" in sections:
-        found["adapter"] = sections["adapter"] = without_default(sections["adapter"], method)
+        changed["adapter"] = sections["adapter"] = without_default(sections["adapter"], method)
     for name, value in overrides.items():
         section, _, key = name.partition(".")
         if section in sections:
             sections[section][key] = value
-    return {name: keys for name, keys in found.items() if keys or name in tables.keys() - dropped}
+    return {name: keys for name, keys in changed.items() if keys or name in tables.keys() - dropped}
 
 
 def with_told_changes(tables: Mapping[str, Any], overrides: Mapping[str, object]) -> dict[str, Any]:
     """Replace values as ``with_changes``, and log which settings of the user that drops, but for alternatives."""
-    found, before = with_changes(tables, overrides), with_changes(tables, {})
+    changed, before = with_changes(tables, overrides), with_changes(tables, {})
     alternatives = {(name.partition(".")[0], other) for name in overrides for other in _CLEARS.get(name, ())}
     dropped = [
         f"{section}.{key}"
         for section, keys in before.items()
         if isinstance(keys, Mapping)
-        for key in keys.keys() - found.get(section, {}).keys()
+        for key in keys.keys() - changed.get(section, {}).keys()
         if (section, key) not in alternatives
     ]
     if dropped:
         changes = ", ".join(f"{name} = {value!r}" for name, value in overrides.items())
         _LOG.warning("with %s these settings of the job are dropped: %s", changes, ", ".join(sorted(dropped)))
-    return found
+    return changed
 
 
 def _section_of(method: object) -> str:
@@ -534,15 +534,15 @@ def kinds_of(job: Job, users: Sequence[str] | None = None) -> tuple[Kind, ...]:
             f"offload.adapters.{odd[0]}: no user of this run has the name {odd[0]!r}; its users are "
             f"{listed(users, _MAX_NAMED)}"
         )
-    found: list[tuple[str, list[str]]] = [(job.adapter.config, [])]
+    kinds: list[tuple[str, list[str]]] = [(job.adapter.config, [])]
     for user in users:
         config = config_of(job, user)
-        same = (own for known, own in found if parse_adapter_config(known) == parse_adapter_config(config))
-        own = next(same, None)
-        if own is None:
-            found.append((config, own := []))
-        own.append(user)
-    return tuple(Kind(number, config, tuple(own)) for number, (config, own) in enumerate(found))
+        same = (of_kind for known, of_kind in kinds if parse_adapter_config(known) == parse_adapter_config(config))
+        of_kind = next(same, None)
+        if of_kind is None:
+            kinds.append((config, of_kind := []))
+        of_kind.append(user)
+    return tuple(Kind(number, config, tuple(of_kind)) for number, (config, of_kind) in enumerate(kinds))
 
 
 def config_of(job: Job, user: str) -> str:

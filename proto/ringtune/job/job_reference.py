@@ -73,8 +73,8 @@ def _section(name: str, hint: Any) -> SectionFacts:
     cls = section_class(hint)
     text = inspect.getdoc(cls) or ""
     lines = text.partition("Attributes:\n")[2].split("\n\n")[0]
-    found = re.findall(r"^    (\w+): (.*(?:\n     +.*)*)", lines, re.MULTILINE)
-    meanings = {name: _sentence(" ".join(said.split())) for name, said in found}
+    attributes = re.findall(r"^    (\w+): (.*(?:\n     +.*)*)", lines, re.MULTILINE)
+    meanings = {name: _sentence(" ".join(said.split())) for name, said in attributes}
     hints, rules = typing.get_type_hints(cls), field_rules(cls)
     keys = tuple(
         KeyFacts(
@@ -171,15 +171,15 @@ def job_template(
     """
     chosen = {**(LANGUAGE_ADAPTER if task in LANGUAGE_TASKS else {}), **(chosen or {})}
     given: dict[str, object] = {"model.path": model, "model.task": task, "data.train": train, "data.eval": evaluate}
-    given |= {"train.rounds": 5, "unfreeze.every_steps": 40} | {name: found.value for name, found in chosen.items()}
-    reasons = {name: found.reason for name, found in chosen.items() if found.reason}
+    given |= {"train.rounds": 5, "unfreeze.every_steps": 40} | {name: choice.value for name, choice in chosen.items()}
+    reasons = {name: choice.reason for name, choice in chosen.items() if choice.reason}
     left_out = {"train.max_length"} if task == IMAGE_CLASSIFICATION else set()
     left_out |= {_INSTEAD[name] for name in chosen if name in _INSTEAD}
-    wanted = [name for name in (*_COMMON, *_COLUMNS[task], *chosen) if name not in left_out]
+    names = [name for name in (*_COMMON, *_COLUMNS[task], *chosen) if name not in left_out]
     lines = [f"# A job for {task}. A key that is left out has its default; docs/job.md has all keys."]
     lines += [line for text in saw for line in _comment(text)]
     for section in describe_job():
-        keys = [key for key in section.keys if key.name in wanted]
+        keys = [key for key in section.keys if key.name in names]
         if keys:
             lines += ["", f"[{section.name}]  # {section.meaning[:1].lower()}{section.meaning[1:].rstrip('.')}"]
             lines += [line for key in keys for line in _key_lines(key, given, reasons.get(key.name, ""))]

@@ -202,11 +202,11 @@ def count_users(train: Iterable[tuple[str, int]], evaluation: Iterable[tuple[str
     for counter, rows in ((counted, train), (held_out, evaluation)):
         for user, examples in rows:
             counter[user] += examples
-    found = (
+    counts = (
         UserRows(name=name, train_rows=counted[name], eval_rows=held_out[name])
         for name in sorted({*counted, *held_out})
     )
-    return tuple(user for user in found if user.train_rows + user.eval_rows)
+    return tuple(user for user in counts if user.train_rows + user.eval_rows)
 
 
 PLAIN_TEXT: Final = ".txt"
@@ -433,16 +433,16 @@ def _conversations(path: Path, data: Data, account: RowAccount, *, with_targets:
         if has_preferences(record[1]):
             raise DataError(f"{row_place(path, record[0])}: {PREFERENCES_REMEDY}")
         try:
-            value, own = conversation_of(record, with_answer=with_targets)
-            if form and own != form:
-                what = f"it has {own}, and {row_place(path, first).rpartition(', ')[2]} has {form}"
+            value, record_form = conversation_of(record, with_answer=with_targets)
+            if form and record_form != form:
+                what = f"it has {record_form}, and {row_place(path, first).rpartition(', ')[2]} has {form}"
                 raise RowError(Problem(what, "put rows of one form into a file"))
             user = user_of(record, data.user) if with_targets and data.user else ""
         except RowError as error:
             account.bad(record[0], error.problem)
         else:
             if not form:
-                form, first = own, record[0]
+                form, first = record_form, record[0]
                 account.notes.append(f"{path} has {form}{_PLAIN if isinstance(value, PlainPair) else ''}")
             yield Row(record, value, None, user)
 
@@ -451,10 +451,10 @@ def _tagged(path: Path, data: Data, account: RowAccount, *, with_targets: bool) 
     if is_conll(path):
         refuse_plain_text(path, data)
     tags, more = (data.tags, user_column(data)) if with_targets else ("", {})
-    found = tagged_rows(
+    tagged = tagged_rows(
         path, account, words=data.words, tags=tags, more=more, known_tags=data.tags, encoding=data.encoding
     )
-    for row in found:
+    for row in tagged:
         try:
             user = user_of(row.record, data.user) if more else ""
         except RowError as error:

@@ -164,9 +164,9 @@ def keep_output() -> TextIO:
 
 def keep_input() -> int:
     """Return a new descriptor of standard input, which libraries and processes below find empty from now on."""
-    own = sys.stdin.fileno()
-    kept, nothing = os.dup(own), os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, own)
+    stdin = sys.stdin.fileno()
+    kept, nothing = os.dup(stdin), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, stdin)
     os.close(nothing)
     return kept
 

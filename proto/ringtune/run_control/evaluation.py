@@ -45,8 +45,8 @@ def name_of(true: int, predicted: int) -> str:
 
 def pair_of(name: str) -> tuple[int, int] | None:
     """Parse ``class:TRUE:PREDICTED``; None of any other name."""
-    found = _PAIR.fullmatch(name)
-    return (int(found[1]), int(found[2])) if found else None
+    match = _PAIR.fullmatch(name)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def table_of(values: Mapping[str, float], num_classes: int) -> Table:
@@ -80,7 +80,7 @@ def class_figures(table: Table, labels: Sequence[str]) -> dict[str, Any]:
             f1 = share_of(2 * right, rows + said)
             classes[label] = {"rows": rows, "predicted": said, "precision": precision, "recall": recall, "f1": f1}
     means = {
-        f"macro_{name}": sum(found[name] for found in classes.values()) / len(classes)
+        f"macro_{name}": sum(figures[name] for figures in classes.values()) / len(classes)
         for name in ("f1", "precision", "recall")
     }
     means["matthews"] = matthews(table)
@@ -134,14 +134,14 @@ def entity_types(labels: Sequence[str]) -> tuple[str, ...]:
     Example: ``B-PER, I-PER, O`` have the type PER; ``NOUN, VERB`` have none. More than ``MAX_CLASSES`` types are none,
     too.
     """
-    found = [_TAG.fullmatch(label) for label in labels if label != OUTSIDE]
-    types = sorted({match[2] for match in found if match})
-    return tuple(types) if all(found) and len(types) <= MAX_CLASSES else ()
+    matches = [_TAG.fullmatch(label) for label in labels if label != OUTSIDE]
+    types = sorted({match[2] for match in matches if match})
+    return tuple(types) if all(matches) and len(types) <= MAX_CLASSES else ()
 
 
 def entities_of(tags: Sequence[str]) -> frozenset[Entity]:
     """Find the entities of a text from the tags of its words."""
-    found: set[Entity] = set()
+    entities: set[Entity] = set()
     kind, start = "", 0
     for index, tag in enumerate([*tags, OUTSIDE]):
         match = _TAG.fullmatch(tag)
@@ -149,9 +149,9 @@ def entities_of(tags: Sequence[str]) -> frozenset[Entity]:
         if goes_on:
             continue
         if kind:
-            found.add(Entity(kind, start, index))
+            entities.add(Entity(kind, start, index))
         kind, start = (match[2], index) if match else ("", 0)
-    return frozenset(found)
+    return frozenset(entities)
 
 
 def count_name(type_index: int, kind: str) -> str:
@@ -184,9 +184,9 @@ def entity_figures(values: Mapping[str, float], labels: Sequence[str]) -> dict[s
         **{f"entity_{name}": value for name, value in _figures(*of_all).items()},
         "entities": of_all[0],
         "entity_types": {
-            name: {"entities": found[0], "predicted": found[1], **_figures(*found)}
-            for name, found in counts.items()
-            if any(found)
+            name: {"entities": counted[0], "predicted": counted[1], **_figures(*counted)}
+            for name, counted in counts.items()
+            if any(counted)
         },
     }
 
@@ -245,7 +245,7 @@ def number_sums(true: Sequence[float], predicted: Sequence[float]) -> tuple[tupl
     """Sum an owner's rows as (name, sum) pairs; empty where a prediction is not finite."""
     if not all(map(math.isfinite, predicted)):
         return ()
-    found = {
+    sums = {
         _ROWS: float(len(true)),
         _TRUE: math.fsum(true),
         _TRUE_SQUARES: math.fsum(value * value for value in true),
@@ -255,7 +255,7 @@ def number_sums(true: Sequence[float], predicted: Sequence[float]) -> tuple[tupl
         _OWNERS: 1.0,
     }
     rho = spearman(true, predicted)
-    return tuple((found | ({} if rho is None else {_SPEARMAN: rho})).items())
+    return tuple((sums | ({} if rho is None else {_SPEARMAN: rho})).items())
 
 
 def number_figures(values: Mapping[str, float]) -> dict[str, Any]:
@@ -276,14 +276,14 @@ def number_figures(values: Mapping[str, float]) -> dict[str, Any]:
     error = (values[_TRUE_SQUARES] - 2 * values[_PRODUCTS] + values[_SAID_SQUARES]) / count
     both = math.sqrt(true_variance) * math.sqrt(said_variance)
     r2 = 1 - max(0.0, error) / true_variance if true_variance else math.nan
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "pearson": _correlation(covariance, both) if both else None,
         "r2": r2 if math.isfinite(r2) else None,
         "counted_rows": round(count),
     }
     if values.get(_OWNERS) == 1 and count == values.get("count") and _SPEARMAN in values:
-        found["spearman"] = values[_SPEARMAN]
-    return found
+        figures["spearman"] = values[_SPEARMAN]
+    return figures
 
 
 def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
@@ -308,5 +308,5 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 def _variance(mean_square: float, mean: float) -> float:
-    found = mean_square - mean * mean
-    return found if found > _NOTHING * mean_square else 0.0
+    variance = mean_square - mean * mean
+    return variance if variance > _NOTHING * mean_square else 0.0

@@ -324,18 +324,25 @@ class DisputedCopies:
         it differs    nothing: it has moved        the mover
         it differs    it differs                   the mover, and the holder in place of the third
 
-    So a single node that lies costs the run itself and, where it is the holder, one other node, once.
+    So a single node that lies costs the run itself and, where it is the holder, one other node, once. What a mover has
+    said counts in later recoveries too, also where the third has moved: a holder may give it a right copy. It counts
+    against one holder, until another node says the same of that one: else who accuses each holder, and comes back each
+    time, would let any single word make any of them leave.
     """
 
     def __init__(self) -> None:
-        self._movers: dict[str, str] = {}
+        self._movers: dict[str, list[str]] = {}  # by holder, whose word counts
         self.doubted: tuple[str, ...] = ()
 
     def take(self, mover: str, holder: str) -> str:
         """Note what a mover says; return another one that has said the same of the holder, empty = none has."""
-        first = self._movers.setdefault(holder, mover)
-        self.doubted = (holder,) if first == mover else ()
-        return first if first != mover else ""
+        counts = all(movers != [mover] for other, movers in self._movers.items() if other != holder)
+        movers = self._movers.setdefault(holder, [])
+        if counts and mover not in movers:
+            movers.append(mover)
+        first = next((node for node in movers if node != mover), "") if counts else ""
+        self.doubted = () if first else (holder,)
+        return first
 
     def trust(self) -> None:
         """Let the holder host again: all have moved, or nothing fits without it."""

@@ -66,6 +66,7 @@ from ringtune.run_control.turns import EvaluationSums, Judge, TurnGrants
 from ringtune.schedule.course import Course
 from ringtune.schedule.migration import CopyHolders, return_reason, rows_reason, stay_reason, with_owner, without_owner
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.stages import collected_blocks
 from ringtune.schedule.turns import ITEMS_AHEAD, Evaluations, StartPoint, StepKind, Turn, next_checkpoint
 from ringtune.schedule.versions import unfreezing_steps
 
@@ -938,16 +939,19 @@ class RunStateMachine:
         self._enter("collecting", self._required_migration.part.nodes)
         best = self.best if self._required_migration.plan.course.method.full_parameters else None
         step = best.best_step if best and best.best_step != self.last_step else 0
-        self._commands += [rd.Collect(*sender, best_step=step) for sender in self._senders(is_best=step > 0)]
+        placement = self._required_migration.part.placement
+        for node, with_head, with_private in self._senders(is_best=step > 0):
+            keeps = with_head or collected_blocks(placement, node)  # who has nothing to send may not have kept it
+            self._commands.append(rd.Collect(node, with_head, with_private, best_step=step if keeps else 0))
 
     def _senders(self, *, is_best: bool) -> list[tuple[str, bool, bool]]:
         """(node, sends the head, sends private blocks) of every node; the owner with the head sends both.
 
-        Where all parameters train, every owner has the head, and the first one sends that of a best result.
+        Where all parameters train, every owner has the head, and the one that keeps that of a best result sends it.
         """
         part, holder = self._required_migration.part, self._holder
         if is_best and part.course.method.full_parameters:
-            holder = part.course.owners[0].node
+            holder = self._required_grants.stopping.evaluations.head_at or part.course.owners[0].node
         has_private = part.placement.private_blocks > 0
         return [(node, node == holder, node == holder and has_private) for node in part.nodes]
 

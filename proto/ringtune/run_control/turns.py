@@ -269,8 +269,10 @@ class EarlyStopping:
         """Note that a turn is granted."""
         self._waits = self._is_watching and (self._waits or turn.kind.evaluates)
 
-    def judge(self, step: int, values: tuple[tuple[str, float], ...], labels: Sequence[str] = ()) -> None:
-        """Take a complete evaluation; ``labels`` are the names of classes."""
+    def judge(
+        self, step: int, values: tuple[tuple[str, float], ...], labels: Sequence[str] = (), *, head_at: str = ""
+    ) -> None:
+        """Take a complete evaluation; ``labels`` are the names of classes, ``head_at`` is as in ``Evaluations``."""
         if not self._is_watching:
             return
         sums = dict(values)
@@ -280,7 +282,7 @@ class EarlyStopping:
         else:
             value = self._judge.value(sums, labels)
         is_news = step > self.evaluations.step
-        self.evaluations, self._waits = self.evaluations.after(step, value), False
+        self.evaluations, self._waits = self.evaluations.after(step, value, head_at=head_at), False
         if self._keeps_best and is_news and self.is_best(step):
             self.wanted = step
         else:
@@ -500,8 +502,10 @@ class TurnGrants:
 
     def judge(self, step: int, values: Values) -> list[Command]:
         """Take a complete evaluation; grant nothing more if the run ends with it."""
-        self.stopping.judge(step, values, self._plan.course.labels)
-        ends = self._ends_early and step < self._plan.course.num_steps and not self.is_exhausted
+        course = self._plan.course
+        head_at = course.owners[0].node if course.method.full_parameters else ""
+        self.stopping.judge(step, values, course.labels, head_at=head_at)
+        ends = self._ends_early and step < course.num_steps and not self.is_exhausted
         self.is_exhausted = self.is_exhausted or ends
         told = LogEvaluation(step, values, self.stopping.is_best(step))
         return [told, *([LogStop(step, self.stopping.evaluations)] if ends else [])]

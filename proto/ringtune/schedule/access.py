@@ -201,7 +201,7 @@ def copy_rights(
         most = copy_limit(sizes, len(blocks), on_disk=state is State.DISK)
         found.append((source, blocks, False, most))
     if plan.goes_back:
-        owners = [one.node for one in course.owners if node in head_holders(course, plan.placement, one.node)]
+        owners = [each.node for each in course.owners if node in head_holders(course, plan.placement, each.node)]
         found += [(owner, (), True, copy_limit(sizes, 0, has_head=True)) for owner in owners]
     return tuple(
         AccessRight(
@@ -229,9 +229,9 @@ def fetch_rights(
     the placement ``from_placement_number``. With ``from_step`` the run recovers from the copies after so many steps.
     """
     state, step = (State.PAUSE, 0) if from_step is None else (State.TURN, from_step)
-    found = [(node, plan.placement.held_at(node), False) for node in plan.nodes]
+    states = [(node, plan.placement.held_at(node), False) for node in plan.nodes]
     if from_step is not None:
-        found.append((start.holder, (), True))
+        states.append((start.holder, (), True))
     return tuple(
         AccessRight(
             call=NodeCall.FETCH,
@@ -244,7 +244,7 @@ def fetch_rights(
             steps=range(step, step + 1),
             max_bytes=MAX_COPY_BYTES,
         )
-        for node, blocks, is_head in found
+        for node, blocks, is_head in states
     )
 
 

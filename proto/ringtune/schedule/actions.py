@@ -159,10 +159,10 @@ class Op:
 
 def op_of(letter: str) -> Op:
     """Return the op with a letter; raises ``PlanError`` if there is none."""
-    found = _OPS.get(letter)
-    if found is None:
+    op = _OPS.get(letter)
+    if op is None:
         raise PlanError(f"{letter!r} is not an operation; known are {' '.join(sorted(_OPS))}")
-    return found
+    return op
 
 
 def ops() -> tuple[Op, ...]:

@@ -175,7 +175,7 @@ def pack_rows(lengths: Sequence[int], size: int) -> tuple[tuple[int, ...], ...]:
 
     Source: Ding et al. 2024, "Fewer truncations improve language modeling".
     """
-    found: list[list[int]] = []
+    sequences: list[list[int]] = []
     room: dict[int, deque[int]] = {}  # tokens that are left -> sequences
     rooms: list[int] = []  # keys of ``room``, ascending
     for row in sorted(range(len(lengths)), key=lambda row: (-lengths[row], row)):
@@ -188,15 +188,15 @@ def pack_rows(lengths: Sequence[int], size: int) -> tuple[tuple[int, ...], ...]:
             if not room[left]:
                 del room[left], rooms[place]
         else:
-            left, sequence = size, len(found)
-            found.append([])
-        found[sequence].append(row)
+            left, sequence = size, len(sequences)
+            sequences.append([])
+        sequences[sequence].append(row)
         left -= lengths[row]
         if left not in room:
             room[left] = deque()
             bisect.insort(rooms, left)
         room[left].append(sequence)
-    return tuple(tuple(sorted(rows)) for rows in found)
+    return tuple(tuple(sorted(rows)) for rows in sequences)
 
 
 SPLITS: Final = "'iid' or 'dirichlet:ALPHA' with ALPHA above 0"

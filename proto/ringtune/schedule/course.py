@@ -543,7 +543,7 @@ def _users(course: Course) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=256)
 def _user_sets(course: Course) -> tuple[str, ...]:
-    gone = {one.owner.node for one in course.absent if not one.keeps_users}
+    gone = {dropped.owner.node for dropped in course.absent if not dropped.keeps_users}
     owners = (owner for owner in course.all_owners if owner.node not in gone)
     return tuple(dict.fromkeys(user.name for owner in owners for user in owner.user_rows))
 
@@ -565,9 +565,9 @@ def _with_table(course: Course, steps: tuple[int, ...], operations: Operations) 
     if course.choice is None:
         raise PlanError("a turn has a table of operations, but the course of its run chooses none")
     plain = course.decided(steps)
-    found = dataclasses.replace(plain, operations=operations)
-    object.__setattr__(found, "_plain", plain)
-    return found
+    decided = dataclasses.replace(plain, operations=operations)
+    object.__setattr__(decided, "_plain", plain)
+    return decided
 
 
 @functools.lru_cache(maxsize=256)

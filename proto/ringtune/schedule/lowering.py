@@ -136,12 +136,12 @@ def legs(plan: Plan, item: Item, node: str) -> tuple[Legs, ...]:
     if patterns(plan.course, item) or item.kind is StepKind.CHECKPOINT:
         return tuple(way(plan, item, micro).get(node, ()) for micro in range(count))
     lowest = trained(plan.course, item.kind, item.step).lowest
-    found: list[Legs] = []
+    by_way: list[Legs] = []
     for micro in range(min(count, num_lanes_of(plan.placement))):  # the others pass as these do
         lane = lane_of(plan.placement, micro)
         on_way = lower(plan.plain, item.owner, lowest, "", item.kind.has_update, lane, item.passage)
-        found.append(on_way.get(node, ()))
-    return tuple(found[micro % len(found)] for micro in range(count))
+        by_way.append(on_way.get(node, ()))
+    return tuple(by_way[micro % len(by_way)] for micro in range(count))
 
 
 def lowest_and_pattern(course: Course, item: Item, micro: int) -> tuple[int, str]:
@@ -174,8 +174,8 @@ def takes_part(course: Course, item: Item) -> tuple[bool, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _takes_part(rows: tuple[str, ...], blocks: tuple[int, ...]) -> tuple[bool, ...]:
-    found = tuple(any(row[block] != SHORTCUT for block in blocks) for row in rows)
-    return found if any(found) else (True,) * len(found)
+    takes_part = tuple(any(row[block] != SHORTCUT for block in blocks) for row in rows)
+    return takes_part if any(takes_part) else (True,) * len(takes_part)
 
 
 def lowest_units(course: Course, item: Item) -> tuple[int, ...]:
@@ -214,12 +214,12 @@ def lower(
     Returns:
         Node -> its legs, totally ordered because a micro-batch is at one place at a time.
     """
-    found: dict[str, list[Leg]] = {}
+    legs_by_node: dict[str, list[Leg]] = {}
 
     def move(source: str, target: str, boundary: int, payload: Payload) -> None:
         if source != target:
-            found.setdefault(source, []).append(Leg(Op.SEND, boundary, 0, target, payload))
-            found.setdefault(target, []).append(Leg(Op.RECEIVE, boundary, 0, source, payload))
+            legs_by_node.setdefault(source, []).append(Leg(Op.SEND, boundary, 0, target, payload))
+            legs_by_node.setdefault(target, []).append(Leg(Op.RECEIVE, boundary, 0, source, payload))
 
     head = plan.course.head
     if passage != WHOLE:
@@ -227,7 +227,7 @@ def lower(
     path = entered(route(plan, owner, lane), passage.enters)
     at = path[0].node if passage.enters else owner
     if not passage.enters:
-        found.setdefault(owner, []).append(Leg(Op.EMBED, EMBEDDING, EMBEDDING + 1))
+        legs_by_node.setdefault(owner, []).append(Leg(Op.EMBED, EMBEDDING, EMBEDDING + 1))
     passed: list[tuple[Segment, list[Leg]]] = []
     for segment in path:
         parts = list(_forward(segment, lowest, pattern, plan.placement.private_blocks))
@@ -237,27 +237,27 @@ def lower(
             parts = list(_cut_at_helpers(parts, plan.placement.helpers_of(segment.node)))
         if at != segment.node and all(leg.op is Op.SKIP for leg in parts):
             if plan.slice_of(at).start == segment.start and plan.slice_of(at).num_blocks:
-                found.setdefault(at, []).extend(parts)  # it hosts them too, and keeps all in their order
+                legs_by_node.setdefault(at, []).extend(parts)  # it hosts them too, and keeps all in their order
             continue  # passed by
         move(at, segment.node, segment.start, Payload.HIDDEN)
         at = segment.node
-        found.setdefault(at, []).extend(parts)
+        legs_by_node.setdefault(at, []).extend(parts)
         passed.append((segment, parts))
     move(at, owner, head, Payload.HIDDEN)
-    found.setdefault(owner, []).append(Leg(Op.HEAD, head, head + 1))
+    legs_by_node.setdefault(owner, []).append(Leg(Op.HEAD, head, head + 1))
     at = owner
     for segment, parts in reversed(passed):
         graphs = [leg for leg in reversed(parts) if leg.op.graph is Graph.KEEPS]
         if graphs:
             move(at, segment.node, segment.stop, Payload.GRAD)
             at = segment.node
-            found[at] += [Leg(Op.BACKWARD, leg.start, leg.stop) for leg in graphs]
+            legs_by_node[at] += [Leg(Op.BACKWARD, leg.start, leg.stop) for leg in graphs]
     if lowest == EMBEDDING:
         move(at, owner, 0, Payload.GRAD)
-        found[owner].append(Leg(Op.BACKWARD, EMBEDDING, EMBEDDING + 1))
+        legs_by_node[owner].append(Leg(Op.BACKWARD, EMBEDDING, EMBEDDING + 1))
     if has_update and plan.placement.helpers:
-        return {node: tuple(_with_ships(plan, parts)) for node, parts in found.items()}
-    return {node: tuple(parts) for node, parts in found.items()}
+        return {node: tuple(_with_ships(plan, parts)) for node, parts in legs_by_node.items()}
+    return {node: tuple(parts) for node, parts in legs_by_node.items()}
 
 
 def _cut_at_helpers(parts: Iterable[Leg], helpers: tuple[Helper, ...]) -> Iterator[Leg]:
@@ -295,10 +295,10 @@ def fit_legs(plan: Plan, item: Item, node: str) -> tuple[Legs, ...]:
     return tuple(_fits(way(plan, item, micro), node) for micro in range(count))
 
 
-def _fits(found: Way, node: str) -> Legs:
+def _fits(way: Way, node: str) -> Legs:
     ships = [
         (leg.start, leg.stop, source)
-        for source, parts in found.items()
+        for source, parts in way.items()
         for leg, after in itertools.pairwise(parts)
         if leg.op is Op.SHIP and after.peer == node
     ]
@@ -369,14 +369,14 @@ def possible_arrivals(plan: Plan, owner: str, node: str) -> frozenset[Arrival]:
     """
     path = route(plan, owner)
     names = [part.node for part in path]
-    found = {Arrival(name, plan.course.head, Payload.HIDDEN) for name in names if node == owner}
+    arrivals = {Arrival(name, plan.course.head, Payload.HIDDEN) for name in names if node == owner}
     if plan.course.invertible and node == owner:
-        found |= {Arrival(name, 0, Payload.GRAD) for name in names}
+        arrivals |= {Arrival(name, 0, Payload.GRAD) for name in names}
     for at, part in enumerate(path):
         if part.node == node:
-            found |= {Arrival(name, part.start, Payload.HIDDEN) for name in (owner, *names[:at])}
-            found |= {Arrival(name, part.stop, Payload.GRAD) for name in (owner, *names[at + 1 :])}
-    return frozenset(arrival for arrival in found if arrival.source != node)
+            arrivals |= {Arrival(name, part.start, Payload.HIDDEN) for name in (owner, *names[:at])}
+            arrivals |= {Arrival(name, part.stop, Payload.GRAD) for name in (owner, *names[at + 1 :])}
+    return frozenset(arrival for arrival in arrivals if arrival.source != node)
 
 
 # ---- what belongs to a whole item ------------------------------------------------------------------
@@ -433,7 +433,7 @@ def links(plan: Plan, start: StartPoint | None = None) -> frozenset[tuple[str, s
     ``start`` is the point where the run continues; None = its beginning.
     """
     pairs: set[tuple[str, str]] = set()
-    for owner, lane in itertools.product((one.node for one in plan.course.owners), lanes(plan.placement)):
+    for owner, lane in itertools.product((each.node for each in plan.course.owners), lanes(plan.placement)):
         path = route(plan, owner, lane)
         if plan.course.choice is not None:  # a table that is not chosen yet may pass any slices by
             nodes = [owner, *(part.node for part in path)]
@@ -480,27 +480,27 @@ def replica_messages(plan: Plan, node: str, update: Action) -> tuple[Action, ...
     if not is_replicated(plan, node, update):
         return ()
     names = replicas(plan.placement, node)
-    own = replica_grad_key(update, names.index(node))
+    own_key = replica_grad_key(update, names.index(node))
     others = [(rank, name) for rank, name in enumerate(names) if name != node]
-    sends = [message(Op.SEND, own, name) for _, name in others]
+    sends = [message(Op.SEND, own_key, name) for _, name in others]
     return (*sends, *(message(Op.RECEIVE, replica_grad_key(update, rank), name) for rank, name in others))
 
 
 @functools.lru_cache(maxsize=256)
 def parcels(plan: Plan, item: Item, source: str, target: str) -> frozenset[TensorKey]:
     """Return every parcel that ``source`` sends to ``target`` for an item: gradients, pairs and weights."""
-    found = set(replica_grads(plan, item, source, target))
+    keys = set(replica_grads(plan, item, source, target))
     if item.owner == source and target in other_owners(plan.course, source):
-        found |= {unit_grad_key(item.seq, unit) for unit in replicated_units(plan.course, item)}
+        keys |= {unit_grad_key(item.seq, unit) for unit in replicated_units(plan.course, item)}
     if not plan.placement.helpers:
-        return frozenset(found)
+        return frozenset(keys)
     for micro, way in enumerate(fit_legs(plan, item, target)):
         receives = (leg for leg in way if leg.op is Op.RECEIVE and leg.peer == source)
-        found |= {TensorKey(leg.payload, item.seq, micro, leg.start) for leg in receives}
+        keys |= {TensorKey(leg.payload, item.seq, micro, leg.start) for leg in receives}
     updates = (update for update in item_updates(plan, item, target) if update.op is Op.UPDATE)
-    helpers = [one for one in plan.placement.helpers_of(target) if one.node == source]
-    helped = (update for update in updates if any(one.has_block(update.start) for one in helpers))
-    return frozenset(found | {weights_key(update) for update in helped})
+    helpers = [helper for helper in plan.placement.helpers_of(target) if helper.node == source]
+    helped = (update for update in updates if any(helper.has_block(update.start) for helper in helpers))
+    return frozenset(keys | {weights_key(update) for update in helped})
 
 
 def max_waiting(plan: Plan, payload: str, source: str, target: str) -> int:

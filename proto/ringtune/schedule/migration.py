@@ -63,9 +63,9 @@ def copy_holders(placement: Placement, node: str) -> tuple[str, ...]:
     Example: on a [0,3), b [3,6) b keeps a copy for a, and a for b. For a host of all blocks a helper does, if any. With
     two copies on a, b, c, d, of which a and b share a rack, c and d keep copies for a, and c and a for b.
     """
-    own = placement.slice_of(node)
-    stage = tuple(piece.node for piece in placement.hosts if (piece.start, piece.stop) == (own.start, own.stop))
-    if not own.num_blocks or stage[0] != node:
+    hosted = placement.slice_of(node)
+    stage = tuple(piece.node for piece in placement.hosts if (piece.start, piece.stop) == (hosted.start, hosted.stop))
+    if not hosted.num_blocks or stage[0] != node:
         return ()
     return _spread(placement, stage, placement.hosts_after(node), max(1, placement.num_copies) - len(stage) + 1)
 
@@ -75,15 +75,15 @@ def _spread(placement: Placement, having: tuple[str, ...], candidates: Iterable[
 
     ``having`` are the nodes that have the state without a copy. A node without a named rack is on one of its own.
     """
-    racks, found = dict(placement.racks), list[str]()
+    racks, spread = dict(placement.racks), list[str]()
     used = {racks.get(node, f"/{node}") for node in having}
     left = [node for node in dict.fromkeys((*candidates, *placement.members)) if node not in having]
-    while left and len(found) < number:
+    while left and len(spread) < number:
         chosen = next((node for node in left if racks.get(node, f"/{node}") not in used), left[0])
         left.remove(chosen)
-        found.append(chosen)
+        spread.append(chosen)
         used.add(racks.get(chosen, f"/{chosen}"))
-    return tuple(found)
+    return tuple(spread)
 
 
 def copies_of(placement: Placement, node: str) -> dict[str, tuple[int, ...]]:
@@ -91,23 +91,23 @@ def copies_of(placement: Placement, node: str) -> dict[str, tuple[int, ...]]:
 
     Blocks that it trains for their host are copied to this host and further nodes, own ones to ``copy_holders``.
     """
-    piece, found = placement.slice_of(node), dict[str, list[int]]()
-    own = copy_holders(placement, node)
+    piece, by_holder = placement.slice_of(node), dict[str, list[int]]()
+    own_holders = copy_holders(placement, node)
     for block in placement.trained_at(node):
         host = placement.host_of(block)
         is_own = piece.start <= block < piece.stop
         others = (
             () if is_own else _spread(placement, (node, host), placement.hosts_after(host), placement.num_copies - 1)
         )
-        for holder in own if is_own else (host, *others):
-            found.setdefault(holder, []).append(block)
-    return {holder: tuple(blocks) for holder, blocks in found.items()}
+        for holder in own_holders if is_own else (host, *others):
+            by_holder.setdefault(holder, []).append(block)
+    return {holder: tuple(blocks) for holder, blocks in by_holder.items()}
 
 
 def copied_from(placement: Placement, node: str) -> dict[str, tuple[int, ...]]:
     """Return the nodes of which a node keeps copies, with the blocks; see ``copies_of``."""
-    found = {name: copies_of(placement, name).get(node, ()) for name in placement.members}
-    return {name: blocks for name, blocks in found.items() if blocks}
+    blocks_of = {name: copies_of(placement, name).get(node, ()) for name in placement.members}
+    return {name: blocks for name, blocks in blocks_of.items() if blocks}
 
 
 def wait_reason(course: Course, owner: str) -> str:
@@ -125,12 +125,12 @@ def without_owner(course: Course, node: str, num_turns: int) -> Course:
     problem = f"{node} owns no rows" if at < 0 else wait_reason(course, node)
     if problem:
         raise PlanError(f"the turns of node {node} can't be left out: {problem}")
-    own, length = weights(course.owners, course.turns), course.local_iterations
+    shares, length = weights(course.owners, course.turns), course.local_iterations
     total = course.turns_of_owners(course.turns_of(course.num_steps))
-    had = turn_counts(own, min(course.turns_of_owners(num_turns), total))[at]
-    left = turn_counts(own, total)[at] - had
+    had = turn_counts(shares, min(course.turns_of_owners(num_turns), total))[at]
+    left = turn_counts(shares, total)[at] - had
     steps = left * length
-    if left and next_owner(own, turn_counts(own, total - 1)) == at:
+    if left and next_owner(shares, turn_counts(shares, total - 1)) == at:
         steps -= -course.num_steps % length  # the last turn may be short
     lost = DroppedOwner(owner=course.owners[at], at=at, turns=had, keeps_users=bool(course.user_sets))
     return dataclasses.replace(
@@ -159,18 +159,18 @@ def with_owner(course: Course, node: str, num_turns: int, num_steps: int) -> Cou
 
     Its turns that come before one that was done are missed. ``num_steps`` is that of a run with all owners.
     """
-    if node not in (one.owner.node for one in course.absent):
+    if node not in (dropped.owner.node for dropped in course.absent):
         raise PlanError(f"the turns of node {node} can't count again: they are not left out")
     every = course.all_owners
-    own, at = weights(every, course.turns), [owner.node for owner in every].index(node)
-    turns = turns_up_to(latest_turn(own, turns_had(course, num_turns)), own, at)
+    shares, at = weights(every, course.turns), [owner.node for owner in every].index(node)
+    turns = turns_up_to(latest_turn(shares, turns_had(course, num_turns)), shares, at)
     place = sum(owner in course.owners for owner in every[:at])
-    found = dataclasses.replace(
+    changed = dataclasses.replace(
         course,
         owners=(*course.owners[:place], every[at], *course.owners[place:]),
         left_out=(*course.left_out, DroppedOwner(owner=every[at], at=place, turns=turns, back=num_turns)),
     )
-    return dataclasses.replace(found, num_steps=reduced_num_steps(found, num_steps))
+    return dataclasses.replace(changed, num_steps=reduced_num_steps(changed, num_steps))
 
 
 def return_reason(course: Course, node: str, step: int, num_steps: int) -> str:
@@ -187,11 +187,11 @@ def return_reason(course: Course, node: str, step: int, num_steps: int) -> str:
 def reduced_num_steps(course: Course, num_steps: int) -> int:
     """Number of steps of a run with left-out owners that would have ``num_steps`` with all of them."""
     length, owners = course.local_iterations, course.all_owners
-    out = {one.owner.node: one.turns for one in course.absent}
-    own, total = weights(owners, course.turns), course.turns_of(num_steps)
-    counts = turn_counts(own, total)
+    out = {dropped.owner.node: dropped.turns for dropped in course.absent}
+    shares, total = weights(owners, course.turns), course.turns_of(num_steps)
+    counts = turn_counts(shares, total)
     turns = [out.get(owner.node, count) for owner, count in zip(owners, counts, strict=True)]
-    last = next_owner(own, turn_counts(own, total - 1)) if total else 0  # its last turn may be short
+    last = next_owner(shares, turn_counts(shares, total - 1)) if total else 0  # its last turn may be short
     num_turns = sum(turns) - sum(course.missed.values())
     return max(0, num_turns * length - (-num_steps % length if turns[last] == counts[last] else 0))
 
@@ -203,8 +203,8 @@ def course_before(course: Course, num_steps: int) -> Course:
         owners.insert(last.at, last.owner)
     else:
         owners.pop(last.at)
-    found = dataclasses.replace(course, owners=tuple(owners), left_out=course.left_out[:-1])
-    return dataclasses.replace(found, num_steps=reduced_num_steps(found, num_steps))
+    before = dataclasses.replace(course, owners=tuple(owners), left_out=course.left_out[:-1])
+    return dataclasses.replace(before, num_steps=reduced_num_steps(before, num_steps))
 
 
 def head_holders(course: Course, placement: Placement, owner: str) -> tuple[str, ...]:
@@ -213,7 +213,7 @@ def head_holders(course: Course, placement: Placement, owner: str) -> tuple[str,
     With ``Placement.num_copies`` so many nodes: owners in the order of their turns, then hosts; racks without a copy
     first.
     """
-    names = [one.node for one in course.owners]
+    names = [each.node for each in course.owners]
     if owner not in names:
         return ()
     at = names.index(owner)
@@ -228,17 +228,17 @@ def shared_racks(course: Course, placement: Placement) -> tuple[str, ...]:
 
     These are hosts with their blocks, and owners with the head.
     """
-    found, racks = list[str](), dict(placement.racks)
-    for node in dict.fromkeys((*(piece.node for piece in placement.hosts), *(one.node for one in course.owners))):
-        own = placement.slice_of(node)
-        stage = [one.node for one in placement.hosts if (one.start, one.stop) == (own.start, own.stop)]
-        groups = [(stage[0], *stage[1:], *copy_holders(placement, stage[0]))] if own.num_blocks else []
+    sharing, racks = list[str](), dict(placement.racks)
+    for node in dict.fromkeys((*(piece.node for piece in placement.hosts), *(owner.node for owner in course.owners))):
+        hosted = placement.slice_of(node)
+        stage = [piece.node for piece in placement.hosts if (piece.start, piece.stop) == (hosted.start, hosted.stop)]
+        groups = [(stage[0], *stage[1:], *copy_holders(placement, stage[0]))] if hosted.num_blocks else []
         if course.owner(node) is not None and not course.method.full_parameters:
             groups.append((node, *head_holders(course, placement, node)))
-        places = [{racks.get(one, f"/{one}") for one in group} for group in groups]
+        places = [{racks.get(name, f"/{name}") for name in group} for group in groups]
         if any(len(each) <= placement.num_copies for each in places):
-            found.append(node)
-    return tuple(found)
+            sharing.append(node)
+    return tuple(sharing)
 
 
 _ONE = "give the plan one placement"
@@ -312,10 +312,10 @@ def due(course: Course, placements: Sequence[Placement], turn: Turn) -> int:
     """
     comes_before = turn.kind in (StepKind.TRAIN, StepKind.SCORE)
     holding = [
-        one.placement_number
-        for one in placements
-        if not one.first_turn
-        or (step := first_step(course, one)) < turn.first_step
+        each.placement_number
+        for each in placements
+        if not each.first_turn
+        or (step := first_step(course, each)) < turn.first_step
         or (step == turn.first_step and comes_before)
     ]
     return max(holding, default=placements[0].placement_number)
@@ -336,13 +336,17 @@ def sources(course: Course, before: Placement, after: Placement, node: str, step
 
 def joined(parts: Iterable[Source]) -> tuple[Source, ...]:
     """Join adjacent ranges of blocks that are equal otherwise, such as those of one node."""
-    found: list[Source] = []
+    sources: list[Source] = []
     for part in parts:
-        if found and found[-1]._replace(start=part.start, stop=part.stop) == part and found[-1].stop == part.start:
-            found[-1] = found[-1]._replace(stop=part.stop)
+        if (
+            sources
+            and sources[-1]._replace(start=part.start, stop=part.stop) == part
+            and sources[-1].stop == part.start
+        ):
+            sources[-1] = sources[-1]._replace(stop=part.stop)
         else:
-            found.append(part)
-    return tuple(found)
+            sources.append(part)
+    return tuple(sources)
 
 
 def trained_blocks(course: Course, placement: Placement, node: str, turn: Turn) -> tuple[int, ...]:

@@ -109,13 +109,13 @@ _FIRST: Final = ord(min(CODES))
 
 def pack(codes: str) -> str:
     """Pack operation codes; equal codes give equal text."""
-    found = bytearray()
+    content = bytearray()
     for at in range(0, len(codes), _PER_BYTE):
         value = 0
         for code in reversed(codes[at : at + _PER_BYTE]):
             value = value * _BASE + ord(code) - _FIRST
-        found.append(value)
-    return base64.b64encode(bytes(found)).decode("ascii")
+        content.append(value)
+    return base64.b64encode(bytes(content)).decode("ascii")
 
 
 def packed_length(count: int) -> int:
@@ -386,8 +386,8 @@ def _rows(value: object, shared: dict[str, str], where: str) -> tuple[str, ...]:
     match value:
         case [int(count), int(length), str(packed)] if min(count, length) > 0 and not _any_bool(count, length):
             codes = unpack(packed, count * length)
-            found = (codes[at : at + length] for at in range(0, len(codes), length))
-            return tuple(shared.setdefault(row, row) for row in found)
+            patterns = (codes[at : at + length] for at in range(0, len(codes), length))
+            return tuple(shared.setdefault(row, row) for row in patterns)
     raise PlanError(f"{where} is not [micro-batches, codes of each, packed codes]; plan anew")
 
 

@@ -306,8 +306,8 @@ class Placement:
         Example: with the slices a [0, 2) and b [2, 4), and z as the helper of block 1: a 0; b 2 and 3; z 1.
         """
         piece = self.slice_of(node)
-        lent = {block for one in self.helpers_of(node) for block in range(one.start, one.stop)}
-        fitted = (block for one in self.helped_by(node) for block in range(one.start, one.stop))
+        lent = {block for helper in self.helpers_of(node) for block in range(helper.start, helper.stop)}
+        fitted = (block for helper in self.helped_by(node) for block in range(helper.start, helper.stop))
         return tuple(sorted({*range(piece.start, piece.stop), *fitted} - lent))
 
     def held_at(self, node: str) -> tuple[int, ...]:
@@ -318,18 +318,18 @@ class Placement:
     @property
     def members(self) -> tuple[str, ...]:
         """The nodes with adapters: hosts in ring order, then helpers that host nothing."""
-        return tuple(dict.fromkeys((*(piece.node for piece in self.hosts), *(one.node for one in self.helpers))))
+        return tuple(dict.fromkeys((*(piece.node for piece in self.hosts), *(helper.node for helper in self.helpers))))
 
     def joined_helpers(self, node: str = "") -> tuple[Helper, ...]:
         """Return helpers, of ``node`` or all, with adjacent blocks of one host and helper joined, for messages."""
-        found: list[Helper] = []
-        for one in self.helped_by(node) if node else self.helpers:
-            last, key = found[-1] if found else None, (one.node, one.start, self.host_of(one.start))
+        joined: list[Helper] = []
+        for helper in self.helped_by(node) if node else self.helpers:
+            last, key = joined[-1] if joined else None, (helper.node, helper.start, self.host_of(helper.start))
             if last and (last.node, last.stop, self.host_of(last.start)) == key:
-                found[-1] = dataclasses.replace(last, stop=one.stop)
+                joined[-1] = dataclasses.replace(last, stop=helper.stop)
             else:
-                found.append(one)
-        return tuple(found)
+                joined.append(helper)
+        return tuple(joined)
 
     def host_of(self, block: int) -> str:
         """Return the node that hosts a block, the first of replicas; empty for a private block."""

@@ -101,11 +101,11 @@ class Plan:
     @property
     def parts(self) -> tuple[Plan, ...]:
         """The part of every placement, in order."""
-        return tuple(self.at(one.placement_number) for one in self.placements)
+        return tuple(self.at(placement.placement_number) for placement in self.placements)
 
     def after(self, step: int) -> Plan:
         """Return the part in which a run goes on after ``step`` steps."""
-        held = [one for one in self.placements if first_step(self.course, one) <= step]
+        held = [placement for placement in self.placements if first_step(self.course, placement) <= step]
         return self.at((held or self.placements[:1])[-1].placement_number)
 
     def extended(self, placement: Placement, first_turn: int, *, placement_number: int = 0) -> Plan:
@@ -113,7 +113,7 @@ class Plan:
 
         Its number is the next one, or a given later one: after a recovery frames of all earlier placements are refused.
         """
-        kept = tuple(one for one in self.placements if one.first_turn < first_turn)
+        kept = tuple(each for each in self.placements if each.first_turn < first_turn)
         placement_number = placement_number or (kept[-1].placement_number + 1 if kept else 0)
         return Plan(
             self.course,
@@ -126,27 +126,27 @@ class Plan:
         Placements after the last step are left out, and so are equal successors. Example: a placement from step 15 on
         has turns of 5 steps and first turn 3; with turns of 10 steps its first turn is 2, step 20.
         """
-        found: list[Placement] = []
-        for one in placements:
-            turn, last = -(-first_step(self.course, one) // course.local_iterations), found[-1] if found else None
+        kept: list[Placement] = []
+        for placement in placements:
+            turn, last = -(-first_step(self.course, placement) // course.local_iterations), kept[-1] if kept else None
             if last and turn * course.local_iterations >= course.num_steps:
                 break
             if last and last.first_turn == turn:
-                found.pop()
+                kept.pop()
             elif last and last == dataclasses.replace(
-                one, placement_number=last.placement_number, first_turn=last.first_turn
+                placement, placement_number=last.placement_number, first_turn=last.first_turn
             ):
                 continue
-            found.append(dataclasses.replace(one, first_turn=turn))
+            kept.append(dataclasses.replace(placement, first_turn=turn))
         # a method that depends on the ring gets the ring, and does not move
-        return Plan.of(course, found[0]) if len(found) == 1 else Plan(course, tuple(found))
+        return Plan.of(course, kept[0]) if len(kept) == 1 else Plan(course, tuple(kept))
 
     @property
     def nodes(self) -> tuple[str, ...]:
         """Every node of the run: hosts in ring order, by placement, then other owners, then other helpers."""
-        hosts = [piece.node for one in self.placements for piece in one.slices]
+        hosts = [piece.node for placement in self.placements for piece in placement.slices]
         owners = [owner.node for owner in self.course.owners]
-        helpers = [helper.node for one in self.placements for helper in one.helpers]
+        helpers = [helper.node for placement in self.placements for helper in placement.helpers]
         return tuple(dict.fromkeys((*hosts, *owners, *helpers)))
 
     def has_role(self, node: str, since_placement_number: int) -> bool:
@@ -199,7 +199,8 @@ class Plan:
     def with_copies(self, copies: bool, num_copies: int = 0, racks: tuple[Rack, ...] = ()) -> Plan:
         """Return the plan with these fields set in every placement."""
         placements = (
-            dataclasses.replace(one, copies=copies, num_copies=num_copies, racks=racks) for one in self.placements
+            dataclasses.replace(placement, copies=copies, num_copies=num_copies, racks=racks)
+            for placement in self.placements
         )
         return Plan(self.course, tuple(placements))
 
@@ -210,19 +211,19 @@ class Plan:
         return {
             "schema": SCHEMA,
             "course": {**self.course.to_json(), "digest": self.course.digest},
-            "placements": [{**one.to_json(), "digest": one.digest} for one in self.placements],
+            "placements": [{**placement.to_json(), "digest": placement.digest} for placement in self.placements],
             "digest": self.digest,
         }
 
     def to_wire(self) -> str:
         """Write as JSON text for a node; see ``Placement.to_wire``."""
-        placements = [{**one.to_wire(), "digest": one.digest} for one in self.placements]
+        placements = [{**placement.to_wire(), "digest": placement.digest} for placement in self.placements]
         return json.dumps({**self.to_json(), "placements": placements})
 
     @property
     def digest(self) -> str:
         """SHA-256 over the digests of course and placements."""
-        return json_digest([self.course.digest, *(one.digest for one in self.placements)])
+        return json_digest([self.course.digest, *(placement.digest for placement in self.placements)])
 
     @staticmethod
     def from_json(value: object) -> Plan:
@@ -238,10 +239,14 @@ class Plan:
         if not isinstance(parts, list):
             raise PlanError(f"the plan has no list of placements; {_ANEW}")
         course = Course.from_json(_without_digest(value.get("course")))
-        found = [Placement.from_json(_without_digest(part), where=f"placements[{at}]") for at, part in enumerate(parts)]
-        plan = Plan(course, tuple(found))
+        placements = [
+            Placement.from_json(_without_digest(part), where=f"placements[{at}]") for at, part in enumerate(parts)
+        ]
+        plan = Plan(course, tuple(placements))
         given = (value.get("course"), *parts, value)
-        for part, digest in zip(given, (course.digest, *(one.digest for one in found), plan.digest), strict=True):
+        for part, digest in zip(
+            given, (course.digest, *(placement.digest for placement in placements), plan.digest), strict=True
+        ):
             if isinstance(part, Mapping) and part.get("digest", digest) != digest:
                 raise PlanError(f"the plan's digest does not match its content; {_ANEW}")
         return plan
@@ -253,11 +258,11 @@ def _without_digest(value: object) -> object:
 
 @functools.lru_cache(maxsize=256)
 def _part(plan: Plan, placement_number: int) -> Plan:
-    for one in plan.placements:
-        if one.placement_number == placement_number:
-            return Plan(plan.course, (one,))
+    for placement in plan.placements:
+        if placement.placement_number == placement_number:
+            return Plan(plan.course, (placement,))
     raise PlanError(
-        f"the plan has no placement {placement_number}, it has {[one.placement_number for one in plan.placements]}"
+        f"the plan has no placement {placement_number}, it has {[each.placement_number for each in plan.placements]}"
     )
 
 
@@ -268,9 +273,9 @@ def _decided(plan: Plan, steps: tuple[int, ...]) -> Plan:
 
 @functools.lru_cache(maxsize=TABLES_AT_ONCE)
 def _with_table(plan: Plan, steps: tuple[int, ...], operations: Operations) -> Plan:
-    found = Plan(plan.course.decided(steps, operations), plan.placements)
-    object.__setattr__(found, "_plain", plan.decided(steps))
-    return found
+    decided = Plan(plan.course.decided(steps, operations), plan.placements)
+    object.__setattr__(decided, "_plain", plan.decided(steps))
+    return decided
 
 
 def no_cache_reason(course: Course, has_helpers: bool) -> str:

@@ -153,24 +153,24 @@ class Extent:
     @property
     def turns_apart(self) -> int:
         """Train turns of the run less the position in the order of the present owners' turns."""
-        return sum(one.turns if one.back is None else -one.turns for one in self.left_out)
+        return sum(event.turns if event.back is None else -event.turns for event in self.left_out)
 
     @property
     def absent(self) -> tuple[DroppedOwner, ...]:
         """The last losses of the owners that have not returned."""
-        there, last = {owner.node for owner in self.owners}, {one.owner.node: one for one in self.left_out}
-        return tuple(one for node, one in last.items() if node not in there)
+        there, last = {owner.node for owner in self.owners}, {event.owner.node: event for event in self.left_out}
+        return tuple(event for node, event in last.items() if node not in there)
 
     @property
     def missed(self) -> dict[str, int]:
         """By owner, the train turns between its losses and its returns."""
-        lost, found = dict[str, int](), dict[str, int]()
-        for one in self.left_out:
-            if one.back is None:
-                lost[one.owner.node] = one.turns
+        lost, turns = dict[str, int](), dict[str, int]()
+        for event in self.left_out:
+            if event.back is None:
+                lost[event.owner.node] = event.turns
             else:
-                found[one.owner.node] = found.get(one.owner.node, 0) + one.turns - lost[one.owner.node]
-        return found
+                turns[event.owner.node] = turns.get(event.owner.node, 0) + event.turns - lost[event.owner.node]
+        return turns
 
     @property
     def head(self) -> int:
@@ -193,28 +193,28 @@ class Extent:
 
 def _all_owners(owners: Sequence[Owner], left_out: Sequence[DroppedOwner]) -> tuple[Owner, ...]:
     every, lost = list(owners), dict[str, int]()
-    for one in left_out:
-        had = lost.pop(one.owner.node, None)
-        if one.back is None:
-            lost[one.owner.node] = one.turns
-            fits = had is None and min(one.at, one.turns) >= 0
+    for event in left_out:
+        had = lost.pop(event.owner.node, None)
+        if event.back is None:
+            lost[event.owner.node] = event.turns
+            fits = had is None and min(event.at, event.turns) >= 0
         else:
-            fits = had is not None and one.turns >= had and min(one.at, one.back) >= 0
+            fits = had is not None and event.turns >= had and min(event.at, event.back) >= 0
         if not fits:
-            raise PlanError(_impossible(one))
-    for one in reversed(left_out):  # ``at`` of a loss may exceed the number of owners that are left
-        if one.back is None:
-            every.insert(one.at, one.owner)
-        elif every[one.at : one.at + 1] == [one.owner]:
-            every.pop(one.at)
+            raise PlanError(_impossible(event))
+    for event in reversed(left_out):  # ``at`` of a loss may exceed the number of owners that are left
+        if event.back is None:
+            every.insert(event.at, event.owner)
+        elif every[event.at : event.at + 1] == [event.owner]:
+            every.pop(event.at)
         else:
-            raise PlanError(_impossible(one))
+            raise PlanError(_impossible(event))
     return tuple(every)
 
 
-def _impossible(one: DroppedOwner) -> str:
-    what = "was left out from" if one.back is None else "came back to"
-    return f"owner {one.owner.node} {what} place {one.at} after {one.turns} turns, which can't be; plan anew"
+def _impossible(event: DroppedOwner) -> str:
+    what = "was left out from" if event.back is None else "came back to"
+    return f"owner {event.owner.node} {what} place {event.at} after {event.turns} turns, which can't be; plan anew"
 
 
 def check_owners(owners: tuple[Owner, ...], left_out: tuple[DroppedOwner, ...] = ()) -> None:
@@ -244,67 +244,71 @@ def weights(owners: Sequence[Owner], turns: str) -> tuple[int, ...]:
 
 def shares(owners: Sequence[Owner], turns: str) -> tuple[float, ...]:
     """Share of each owner in the steps of a long run."""
-    own = weights(owners, turns)
-    return tuple(weight / sum(own) for weight in own)
+    owner_weights = weights(owners, turns)
+    return tuple(weight / sum(owner_weights) for weight in owner_weights)
 
 
-def next_owner(own: Sequence[int], counts: Sequence[int]) -> int:
+def next_owner(owner_weights: Sequence[int], counts: Sequence[int]) -> int:
     """Return the index of the owner of the next turn, the first in a tie, given weights and turns so far."""
-    return min(range(len(own)), key=lambda index: (Fraction(2 * counts[index] + 1, own[index]), index))
+    return min(
+        range(len(owner_weights)), key=lambda index: (Fraction(2 * counts[index] + 1, owner_weights[index]), index)
+    )
 
 
-def turn_counts(own: Sequence[int], num_turns: int) -> list[int]:
+def turn_counts(owner_weights: Sequence[int], num_turns: int) -> list[int]:
     """Count the turns of each owner among the first ``num_turns``.
 
     Turns with a key below a bound are counted at once, the last few one by one.
     """
-    early, total = max(0, num_turns - len(own)), sum(own)
-    counts = [-(-2 * early * weight // total) // 2 for weight in own]  # odd numbers below 2 * early * weight / total
+    early, total = max(0, num_turns - len(owner_weights)), sum(owner_weights)
+    counts = [
+        -(-2 * early * weight // total) // 2 for weight in owner_weights
+    ]  # odd numbers below 2 * early * weight / total
     for _ in range(num_turns - sum(counts)):
-        counts[next_owner(own, counts)] += 1
+        counts[next_owner(owner_weights, counts)] += 1
     return counts
 
 
-def owner_indices(own: Sequence[int], num_turns: int) -> Iterator[int]:
+def owner_indices(owner_weights: Sequence[int], num_turns: int) -> Iterator[int]:
     """Yield the index of the owner of each turn without end, from turn ``num_turns`` on."""
-    counts = turn_counts(own, num_turns)
-    numbered = enumerate(zip(counts, own, strict=True))
+    counts = turn_counts(owner_weights, num_turns)
+    numbered = enumerate(zip(counts, owner_weights, strict=True))
     keys = [(Fraction(2 * count + 1, weight), index) for index, (count, weight) in numbered]
     heapq.heapify(keys)
     while True:
         key, index = keys[0]
         yield index
-        heapq.heapreplace(keys, (key + Fraction(2, own[index]), index))
+        heapq.heapreplace(keys, (key + Fraction(2, owner_weights[index]), index))
 
 
-def latest_owners(own: Sequence[int], num_turns: int) -> tuple[int, ...]:
+def latest_owners(owner_weights: Sequence[int], num_turns: int) -> tuple[int, ...]:
     """Return the indices of the owners with one of the first ``num_turns`` turns, in the order of their latest ones.
 
     Example: with 40, 20 and 10 rows and five turns (a, b, a, c, a) they are b, c and a.
     """
-    counts = zip(turn_counts(own, num_turns), own, strict=True)
+    counts = zip(turn_counts(owner_weights, num_turns), owner_weights, strict=True)
     keys = [(Fraction(2 * count - 1, weight), index) for index, (count, weight) in enumerate(counts) if count]
     return tuple(index for _, index in sorted(keys))
 
 
-def latest_turn(own: Sequence[int], counts: Sequence[int]) -> tuple[Fraction, int]:
+def latest_turn(owner_weights: Sequence[int], counts: Sequence[int]) -> tuple[Fraction, int]:
     """Return key and owner's index of the latest turn, given weights and turns of each owner; (0, 0) without any."""
-    pairs = enumerate(zip(counts, own, strict=True))
+    pairs = enumerate(zip(counts, owner_weights, strict=True))
     return max(
         ((Fraction(2 * count - 1, weight), at) for at, (count, weight) in pairs if count), default=(Fraction(), 0)
     )
 
 
-def turns_up_to(latest: tuple[Fraction, int], own: Sequence[int], at: int) -> int:
+def turns_up_to(latest: tuple[Fraction, int], owner_weights: Sequence[int], at: int) -> int:
     """Count the turns of the owner with index ``at`` that do not come after a turn, given by key and owner's index."""
     key, index = latest
-    limit = key * own[at]  # the odd numbers up to it; below it for an owner with a higher index
+    limit = key * owner_weights[at]  # the odd numbers up to it; below it for an owner with a higher index
     return (math.floor(limit) + 1) // 2 if at <= index else math.ceil(limit) // 2
 
 
-def turns_until_repeat(own: Sequence[int]) -> int:
+def turns_until_repeat(owner_weights: Sequence[int]) -> int:
     """Turns after which the order of the owners repeats: with 40, 20 and 10 rows, seven."""
-    return sum(own) // math.gcd(*own)
+    return sum(owner_weights) // math.gcd(*owner_weights)
 
 
 def max_turns_apart(owners: Sequence[Owner], turns: str) -> int:
@@ -312,6 +316,6 @@ def max_turns_apart(owners: Sequence[Owner], turns: str) -> int:
 
     Example: with equal turns it is the number of owners.
     """
-    own = weights(owners, turns)
-    apart = len(own) if turns == EQUAL else sum(own) // min(own) + len(own)
-    return min(apart, max(_MAX_APART, len(own)))
+    owner_weights = weights(owners, turns)
+    apart = len(owner_weights) if turns == EQUAL else sum(owner_weights) // min(owner_weights) + len(owner_weights)
+    return min(apart, max(_MAX_APART, len(owner_weights)))

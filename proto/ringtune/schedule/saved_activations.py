@@ -161,19 +161,19 @@ def overlap(ranges: Sequence[Range], others: Iterable[tuple[int, int]]) -> int:
 
 def merged(ranges: Iterable[Range]) -> tuple[Range, ...]:
     """Sort ranges and join adjacent ones: [2, 4), [0, 1) and [1, 2) are [0, 4)."""
-    found: list[Range] = []
-    for one in sorted(ranges):
-        if found and found[-1].stop == one.start:
-            found[-1] = Range(found[-1].start, one.stop)
+    joined: list[Range] = []
+    for each in sorted(ranges):
+        if joined and joined[-1].stop == each.start:
+            joined[-1] = Range(joined[-1].start, each.stop)
         else:
-            found.append(Range(*one))
-    return tuple(found)
+            joined.append(Range(*each))
+    return tuple(joined)
 
 
 def within(ranges: Iterable[Range], start: int, stop: int) -> tuple[Range, ...]:
     """Intersect ranges with [start, stop): [0, 4) and [6, 8) in [2, 7) are [2, 4) and [6, 7)."""
     cut = (Range(max(start, first), min(stop, last)) for first, last in ranges)
-    return tuple(one for one in cut if one.start < one.stop)
+    return tuple(part for part in cut if part.start < part.stop)
 
 
 def check_ranges(ranges: Sequence[Range], *, where: str, stop: int | None = None) -> None:
@@ -194,4 +194,4 @@ def ranges_text(ranges: Iterable[Sequence[int]]) -> str:
 
 def ranges_to_json(ranges: Iterable[Range]) -> list[list[int]]:
     """Write ranges as pairs of numbers."""
-    return [list(one) for one in ranges]
+    return [list(each) for each in ranges]

@@ -52,8 +52,8 @@ def _hosts(placement: Placement) -> tuple[tuple[Slice, ...], ...]:
 
 
 def _period(placement: Placement) -> int:
-    own = ([piece.share for piece in stage] for stage in placement.stages if len(stage) > 1)
-    return math.lcm(*(turns_until_repeat(shares) for shares in own))
+    shares_of_stages = ([piece.share for piece in stage] for stage in placement.stages if len(stage) > 1)
+    return math.lcm(*(turns_until_repeat(shares) for shares in shares_of_stages))
 
 
 @functools.lru_cache(maxsize=256)
@@ -70,8 +70,8 @@ def num_lanes_of(placement: Placement) -> int:
 
 def lane_of(placement: Placement, micro: int) -> int:
     """Return the lane of a micro-batch: the first micro-batch that passes the same hosts."""
-    found = _lanes(placement)
-    return found[micro % len(found)]
+    lanes_of_micro = _lanes(placement)
+    return lanes_of_micro[micro % len(lanes_of_micro)]
 
 
 def lanes(placement: Placement) -> tuple[int, ...]:
@@ -91,8 +91,11 @@ def width(placement: Placement) -> int:
 
 def num_assigned(placement: Placement, node: str, microbatches: int) -> int:
     """Number of the first ``microbatches`` micro-batches that pass a node; all of them without replicas."""
-    found = _hosts(placement)
-    return sum(any(piece.node == node for piece in found[micro % len(found)]) for micro in range(microbatches))
+    stages_of_micro = _hosts(placement)
+    return sum(
+        any(piece.node == node for piece in stages_of_micro[micro % len(stages_of_micro)])
+        for micro in range(microbatches)
+    )
 
 
 @functools.lru_cache(maxsize=1024)

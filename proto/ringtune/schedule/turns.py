@@ -100,6 +100,8 @@ class Evaluations:
         best: the best finite value: the lowest loss, or that of the figure ``by``; None before the first.
         waited: evaluations since then.
         by: figure that is compared, one of ``BEST_BY``; empty = the loss.
+        head_at: where all parameters train, the owner that keeps embedding and head of the best result; empty = the
+            first one.
     """
 
     step: int = -1
@@ -107,14 +109,15 @@ class Evaluations:
     best_step: int = 0
     waited: int = 0
     by: Annotated[str, LATER] = ""
+    head_at: Annotated[str, LATER] = ""
 
-    def after(self, step: int, value: float) -> Evaluations:
+    def after(self, step: int, value: float, *, head_at: str = "") -> Evaluations:
         """Return the state after one more evaluation; a value that is not finite is never better."""
         if step <= self.step:
             return self
         is_better = self.best is None or (value > self.best if self.is_rising else value < self.best)
         if math.isfinite(value) and is_better:
-            return Evaluations(step=step, best=value, best_step=step, by=self.by)
+            return Evaluations(step=step, best=value, best_step=step, by=self.by, head_at=head_at)
         return dataclasses.replace(self, step=step, waited=self.waited + 1)
 
     def without(self, before: Course, after: Course) -> Evaluations:
@@ -140,8 +143,8 @@ NONE_DONE: Final = Evaluations()
 
 def evaluates_as(before: Course, after: Course) -> bool:
     """Whether evaluations have the same rows in two courses of a run."""
-    one, other = ({owner.node for owner in course.owners if owner.eval_rows} for course in (before, after))
-    return one == other
+    names, other = ({owner.node for owner in course.owners if owner.eval_rows} for course in (before, after))
+    return names == other
 
 
 def checkpoint_is_due(course: Course, step: int) -> bool:
@@ -209,29 +212,31 @@ class Unfreezing:
         patience = course.method.patience or Patience()
         turn, length = self.num_turns, course.local_iterations
         last = self._last_losses(course, min(loss, _WORST) if math.isfinite(loss) else _WORST)
-        found = dataclasses.replace(self, num_turns=turn + 1, recent=tuple(last.values()))
+        noted = dataclasses.replace(self, num_turns=turn + 1, recent=tuple(last.values()))
         if turn + 1 < len(course.owners):
-            return found
-        own = weights(course.owners, course.turns)
-        total = sum(own[owner] for owner in last)
-        judged = math.fsum(loss / (total / own[owner]) for owner, loss in last.items())  # mean by the owners' weights
+            return noted
+        owner_weights = weights(course.owners, course.turns)
+        total = sum(owner_weights[owner] for owner in last)
+        judged = math.fsum(
+            loss / (total / owner_weights[owner]) for owner, loss in last.items()
+        )  # mean by the owners' weights
         is_first = len(last) > len(self.recent)
         if self.best is None or is_first or judged < self.best - patience.min_improvement * abs(self.best):
-            return dataclasses.replace(found, best=judged, waited_steps=0)
+            return dataclasses.replace(noted, best=judged, waited_steps=0)
         if self.unfreeze_at and turn * length < self.unfreeze_at[-1]:
-            return found
+            return noted
         waited = self.waited_steps + _counted_steps(course, min(length, course.num_steps - turn * length), [*last][-1])
         step = (turn + TURNS_AHEAD) * length
         most = course.num_blocks - course.frozen_blocks - 1  # the top block trains from the start
         if waited < patience.patience_steps or len(self.unfreeze_at) >= most or step >= course.num_steps:
-            return dataclasses.replace(found, waited_steps=waited)
-        return dataclasses.replace(found, waited_steps=0, unfreeze_at=(*self.unfreeze_at, step))
+            return dataclasses.replace(noted, waited_steps=waited)
+        return dataclasses.replace(noted, waited_steps=0, unfreeze_at=(*self.unfreeze_at, step))
 
     def _last_losses(self, course: Course, loss: float) -> dict[int, float]:
         """Return owner index -> loss of its last turn, after one more turn; the newest is last."""
-        own, num_turns = weights(course.owners, course.turns), course.turns_of_owners(self.num_turns)
+        owner_weights, num_turns = weights(course.owners, course.turns), course.turns_of_owners(self.num_turns)
         last = dict(zip(_with_losses(course, self.num_turns), self.recent, strict=True))
-        owner = next_owner(own, turn_counts(own, num_turns))
+        owner = next_owner(owner_weights, turn_counts(owner_weights, num_turns))
         last.pop(owner, None)
         return {**last, owner: loss}
 
@@ -265,17 +270,17 @@ NOTHING_KNOWN = Unfreezing()
 
 def _with_losses(course: Course, num_turns: int) -> tuple[int, ...]:
     """Return the indices of the owners with a turn since they are there, in the order of their latest ones."""
-    own, num_turns = weights(course.owners, course.turns), course.turns_of_owners(num_turns)
-    since = {one.owner.node: one.turns for one in course.left_out}
-    counts = turn_counts(own, num_turns) if since else ()
+    owner_weights, num_turns = weights(course.owners, course.turns), course.turns_of_owners(num_turns)
+    since = {event.owner.node: event.turns for event in course.left_out}
+    counts = turn_counts(owner_weights, num_turns) if since else ()
     none_yet = {at for at, count in enumerate(counts) if count == since.get(course.owners[at].node)}
-    return tuple(index for index in latest_owners(own, num_turns) if index not in none_yet)
+    return tuple(index for index in latest_owners(owner_weights, num_turns) if index not in none_yet)
 
 
 def _counted_steps(course: Course, steps: int, owner: int) -> int:
     """Number of an owner's steps that count against the patience: fewer if its weight is below the mean."""
-    own = weights(course.owners, course.turns)
-    return min(steps, steps * own[owner] * len(own) // sum(own))
+    owner_weights = weights(course.owners, course.turns)
+    return min(steps, steps * owner_weights[owner] * len(owner_weights) // sum(owner_weights))
 
 
 _MAX_FOLLOWED = 20_000
@@ -533,9 +538,9 @@ def _parts(course: Course, start: StartPoint) -> Iterator[_Part]:
     is_resumed = start.first_turn == 0 and (step or not course.num_steps) and evaluation_is_due(course, step)
     if is_resumed or any(kind.evaluates for kind in start.repeats):
         yield from _visits(StepKind.EVALUATE, course, step, start.holder, round_index)
-    own = weights(course.owners, course.turns)
+    owner_weights = weights(course.owners, course.turns)
     num_turns = course.turns_of_owners(num_turns)
-    counts, order = turn_counts(own, num_turns), owner_indices(own, num_turns)
+    counts, order = turn_counts(owner_weights, num_turns), owner_indices(owner_weights, num_turns)
     while step < course.num_steps:
         round_index, position = num_turns // len(course.owners), next(order)
         if scores_are_due(course, step):
@@ -558,9 +563,9 @@ def holder_after(course: Course, step: int) -> str:
 
     Example: turns of 10 steps by owners a, b, c. After 40 steps, turns 0 to 3, a has the head.
     """
-    own = weights(course.owners, course.turns)
+    owner_weights = weights(course.owners, course.turns)
     num_turns = max(1, course.turns_of_owners(course.turns_of(step)))
-    return course.owners[next_owner(own, turn_counts(own, num_turns - 1))].node
+    return course.owners[next_owner(owner_weights, turn_counts(owner_weights, num_turns - 1))].node
 
 
 @functools.lru_cache(maxsize=256)
@@ -572,12 +577,14 @@ def hand_overs(course: Course, start: StartPoint) -> frozenset[tuple[str, str]]:
     after each owner's turn, a few pairs more than a short run needs. With turns by rows of a very long period the
     result is all pairs.
     """
-    names, own = [owner.node for owner in course.owners], weights(course.owners, course.turns)
+    names, owner_weights = [owner.node for owner in course.owners], weights(course.owners, course.turns)
     done, stop = (course.turns_of_owners(course.turns_of(step)) for step in (start.step, course.num_steps))
-    num_turns = min(stop - done, turns_until_repeat(own))
+    num_turns = min(stop - done, turns_until_repeat(owner_weights))
     if num_turns > _MAX_FOLLOWED:
         return frozenset(itertools.permutations(names, 2))
-    order = [names[index] for index in itertools.islice(owner_indices(own, done), min(stop - done, num_turns + 1))]
+    order = [
+        names[index] for index in itertools.islice(owner_indices(owner_weights, done), min(stop - done, num_turns + 1))
+    ]
     has_scores = course.choice is not None and bool(course.choice.scores)
     is_refreshed = has_scores and bool(course.choice and course.choice.refresh_steps)
     scorer = _first_scorer(course, start, start.step) if has_scores else ""
@@ -680,7 +687,7 @@ def turns_had(course: Course, num_turns: int) -> tuple[int, ...]:
     """Turns of each of ``Course.all_owners`` among the first ``num_turns`` train turns, missed ones counted."""
     counts = turn_counts(weights(course.owners, course.turns), course.turns_of_owners(num_turns))
     had = {owner.node: count for owner, count in zip(course.owners, counts, strict=True)}
-    had |= {one.owner.node: one.turns for one in course.absent}
+    had |= {dropped.owner.node: dropped.turns for dropped in course.absent}
     return tuple(had[owner.node] for owner in course.all_owners)
 
 
@@ -700,14 +707,14 @@ def steps_of_owners(course: Course) -> dict[str, int]:
 def row_uses(course: Course) -> tuple[RowUse, ...]:
     """Use of each owner's rows in a run, in the order of the owners, then of owners left out."""
     steps = steps_of_owners(course)
-    owners = (*course.owners, *(one.owner for one in course.absent))
+    owners = (*course.owners, *(dropped.owner for dropped in course.absent))
     return tuple(_use(course, owner, _trained(course, owner.node, steps[owner.node])) for owner in owners)
 
 
 def _trained(course: Course, node: str, steps: int) -> list[range]:
     """Positions of the batches of an owner that train, ``steps`` of them, without those that it missed."""
     length = course.local_iterations
-    bounds = [one.turns * length for one in course.left_out if one.owner.node == node]
+    bounds = [event.turns * length for event in course.left_out if event.owner.node == node]
     end = steps + course.missed.get(node, 0) * length
     bounds = [0, *bounds[: len(bounds) // 2 * 2], end]  # its last loss ends with ``end``
     return [range(first, stop) for first, stop in zip(bounds[::2], bounds[1::2], strict=True)]

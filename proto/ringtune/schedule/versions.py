@@ -71,7 +71,7 @@ def adds_up(course: Course, step: int) -> bool:
     """Whether gradients of steps before ``step`` wait for an update: a helped block's interval has not ended."""
     if course.offload is None or step >= course.num_steps:
         return False
-    steps = (course.method.updates(course, block, step) for one in course.offload.blocks for block in range(*one))
+    steps = (course.method.updates(course, block, step) for blocks in course.offload.blocks for block in range(*blocks))
     return any(count % course.offload.interval for count in steps)
 
 

@@ -161,12 +161,12 @@ def entry_bytes(course: Course, placement: Placement, host: str, rows: int) -> i
     if placement.cache is None:
         return 0
     row_bytes = course.max_length * (course.widest * ITEM_BYTES[placement.cache.dtype] + 1)
-    own = [
+    widths = [
         size
         for micro, size in enumerate(course.microbatch_sizes(rows))
         if any(piece.node == host for piece in hosts_of_lane(placement, lane_of(placement, micro)))
     ]
-    return sum(own) * row_bytes + len(own) * _HEADER_BYTES
+    return sum(widths) * row_bytes + len(widths) * _HEADER_BYTES
 
 
 def max_kept_bytes(course: Course, placement: Placement, host: str) -> int:
@@ -232,13 +232,13 @@ def _turn_of(course: Course, owner: str, count: int) -> int:
 
     Turns of an owner that was left out precede it, and turns that an owner has missed do not.
     """
-    at = next(index for index, one in enumerate(course.owners) if one.node == owner)
+    at = next(index for index, each in enumerate(course.owners) if each.node == owner)
     if course.turns == EQUAL:
         return course.turns_apart + count * len(course.owners) + at
-    own = weights(course.owners, course.turns)
-    numbers = range((count + 1) * (sum(own) // own[at] + 1) + len(own))
+    shares = weights(course.owners, course.turns)
+    numbers = range((count + 1) * (sum(shares) // shares[at] + 1) + len(shares))
     # the first number of turns by which it has had one more than ``count``
-    first = bisect.bisect_left(numbers, count + 1, lo=count, key=lambda number: turn_counts(own, number)[at])
+    first = bisect.bisect_left(numbers, count + 1, lo=count, key=lambda number: turn_counts(shares, number)[at])
     return course.turns_apart + first - 1
 
 
@@ -374,14 +374,14 @@ def expected_cache_use(plan: Plan) -> ExpectedCacheUse:
 
     Where losses decide the depth, the depth is assumed not to grow.
     """
-    found, part = ExpectedCacheUse(), plan.at(plan.placement.placement_number)
+    use, part = ExpectedCacheUse(), plan.at(plan.placement.placement_number)
     prefixes = CachedBatches.of(part, ITEMS_AHEAD)
     under_way: list[Turn] = []
     for turn in itertools.takewhile(lambda turn: turn.first_seq < MAX_ITEMS, turn_sequence(plan.course)):
         if (placement_number := due(plan.course, plan.placements, turn)) != part.placement.placement_number:
             part, under_way = plan.at(placement_number), []
             prefixes = CachedBatches.of(part, ITEMS_AHEAD)
-        found.items += turn.num_items
+        use.items += turn.num_items
         if prefixes is None:
             continue
         while under_way and not prefixes.may_grant(turn):
@@ -390,11 +390,11 @@ def expected_cache_use(plan: Plan) -> ExpectedCacheUse:
         prefixes.granted(decided)
         under_way.append(decided)
         for item in items(plan.course, decided) if decided.passages else ():
-            found.entering += bool(item.passage.enters)
-            found.blocks += item.passage.enters
+            use.entering += bool(item.passage.enters)
+            use.blocks += item.passage.enters
             if item.passage.keeps:
-                found.kept.update(hosts_at(part.placement, item.passage.keeps))
-    return found
+                use.kept.update(hosts_at(part.placement, item.passage.keeps))
+    return use
 
 
 def with_prefix_cache(job: Any, plan: Plan) -> Plan:
@@ -406,7 +406,7 @@ def with_prefix_cache(job: Any, plan: Plan) -> Plan:
         raise PlanError(problem)
     if job.audit is not None:
         raise PlanError("an audit repeats work from what a neighbour sent, not from a file of the host")
-    cached = Plan(plan.course, tuple(dataclasses.replace(one, cache=cache) for one in plan.placements))
+    cached = Plan(plan.course, tuple(dataclasses.replace(placement, cache=cache) for placement in plan.placements))
     if not expected_cache_use(cached).entering:
         raise PlanError(
             "no batch comes again while the blocks below stay frozen, or none has room; train longer on fewer rows, "
@@ -417,10 +417,10 @@ def with_prefix_cache(job: Any, plan: Plan) -> Plan:
 
 def check_plan(job: Any, plan: Plan, _: Any) -> None:
     """Refuse a given plan with another cache than the job's; raises ``PlanError``."""
-    wanted = job.cache.of_placement(job.model.dtype)
-    for cache in (one.cache for one in plan.placements if one.cache is not None):
-        if cache != wanted:
-            says = "cache.prefix = 'off'" if wanted is None else _text(wanted)
+    cache_of_job = job.cache.of_placement(job.model.dtype)
+    for cache in (placement.cache for placement in plan.placements if placement.cache is not None):
+        if cache != cache_of_job:
+            says = "cache.prefix = 'off'" if cache_of_job is None else _text(cache_of_job)
             raise PlanError(f"the plan has hosts keep hidden states, {_text(cache)}; the job says {says}; {ANEW}")
 
 

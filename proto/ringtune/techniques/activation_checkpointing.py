@@ -163,11 +163,11 @@ def checked(memory: Memory, velora: VeloraSettings | None, adapter: Adapter) -> 
     if memory.activations in (VELORA, BOTH) and velora is None:
         velora = VeloraSettings()
     if velora is not None:
-        own = trains_own_weights(adapter.config)
+        is_own = trains_own_weights(adapter.config)
         for layer in velora.layers:
-            if is_adapter(layer) == own:
-                what = "the blocks' own weights train, there is no adapter" if own else "only the adapter trains"
-                others = [one for one in LAYERS if is_adapter(one) != own]
+            if is_adapter(layer) == is_own:
+                what = "the blocks' own weights train, there is no adapter" if is_own else "only the adapter trains"
+                others = [name for name in LAYERS if is_adapter(name) != is_own]
                 raise JobError(
                     f"velora.layers has {layer!r}, which does not train with adapter.config = {adapter.config!r}: "
                     f"{what}; name some of {', '.join(others)}"
@@ -183,19 +183,19 @@ def smaller_settings(memory: Memory) -> Iterator[tuple[str, object]]:
 
 def sites_that_save_nothing(plan: Plan, nodes: Sequence[Any]) -> list[str]:
     """Warn of layers with VeLoRA whose input is kept in any case, because other modules read it too."""
-    velora, found = plan.course.velora, list[str]()
+    velora, texts = plan.course.velora, list[str]()
     if velora is None or not nodes:
-        return found
+        return texts
     for kept in dict.fromkeys(nodes[0].model.all_inputs):
         saved = kept.saved_values(velora, has_dropout=nodes[0].shape.dropout > 0)
         named = [layer for layer in kept.layers if has_layer(velora.layers, layer)]
         others = [layer for layer in kept.layers if layer not in named]
         if saved < 0 and others:
-            found.append(
+            texts.append(
                 f"velora.layers has {', '.join(named)}, but the same {kept.width} values a token are kept for "
                 f"{', '.join(others)}: it keeps {-saved} more; add the others, or leave it out"
             )
-    return found
+    return texts
 
 
 def job_velora(job: Any, extent: Extent, model: Any, settings: VeloraSettings | None = None) -> Velora | None:
@@ -249,7 +249,9 @@ def _projected_layers(job: Any, settings: VeloraSettings, model: Any) -> tuple[s
     inputs = model.all_inputs
     if given := with_shared_inputs(settings.layers, inputs):
         return given
-    kinds = [(paper_layers(one, has_dropout=job.train.dropout > 0), trained_layers(one)) for one in model.block_inputs]
+    kinds = [
+        (paper_layers(kept, has_dropout=job.train.dropout > 0), trained_layers(kept)) for kept in model.block_inputs
+    ]
     chosen = {layer for layers, _ in kinds for layer in layers}
     refused = {layer for layers, trained in kinds for layer in trained if layer not in layers}
     return with_shared_inputs(chosen - refused, inputs)
@@ -388,7 +390,7 @@ def planned_saving(plan: Plan, start: int, stop: int) -> SliceSaving:
         return KEEPS_ALL
     again = policy.recomputed
     first = again[0].start if again else start
-    return SliceSaving(first, first + sum(last - one for one, last in again), bool(policy.projected))
+    return SliceSaving(first, first + sum(last - low for low, last in again), bool(policy.projected))
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,10 +431,10 @@ class SavingPolicy:
         self, course: Course, hosts: Sequence[Slice], savings: Mapping[str, SliceSaving]
     ) -> tuple[Course, tuple[Range, ...]]:
         """Return a course with the projections of its hosts, and the blocks that run again; ``savings`` by node."""
-        again = merged(Range(one.start, one.stop) for one in savings.values() if one.recomputed)
+        again = merged(Range(each.start, each.stop) for each in savings.values() if each.recomputed)
         if self.velora is not None and self.may_project:
             projecting = [piece for piece in hosts if piece.node in savings and savings[piece.node].is_projected]
-            blocks = merged(cut for one in projecting for cut in within(self.velora.blocks, one.start, one.stop))
+            blocks = merged(cut for each in projecting for cut in within(self.velora.blocks, each.start, each.stop))
             velora = dataclasses.replace(self.velora, blocks=blocks) if blocks else None
             course = dataclasses.replace(course, velora=velora)
         return course, again
@@ -448,8 +450,8 @@ def check_model(job: Any, shape: Shape) -> None:
     family, twice = shape.family, shape.family.twice
     if not (family.generic and twice) or job.velora is None:
         return
-    own = trains_own_weights(job.adapter.config)
-    kept = (*twice, "value") if own else tuple(f"{ADAPTER_DOWN}:{role}" for role in twice)
+    is_own = trains_own_weights(job.adapter.config)
+    kept = (*twice, "value") if is_own else tuple(f"{ADAPTER_DOWN}:{role}" for role in twice)
     if layer := next((layer for layer in job.velora.layers if layer in kept), ""):
         raise JobError(
             f"{shape.where}: velora.layers has {layer!r}, but {' and '.join(twice)} of a {family.model_type} multiply "
@@ -461,8 +463,8 @@ def without_helped(course: Course, hosts: Iterable[Slice], helped: Collection[st
     """Return the course with VeLoRA in no block of a host with a helper, which computes no gradients of weights."""
     if course.velora is None or not helped:
         return course
-    own = [piece for piece in hosts if piece.node not in helped]
-    blocks = merged(one for piece in own for one in within(course.velora.blocks, piece.start, piece.stop))
+    unhelped = [piece for piece in hosts if piece.node not in helped]
+    blocks = merged(part for piece in unhelped for part in within(course.velora.blocks, piece.start, piece.stop))
     return dataclasses.replace(course, velora=dataclasses.replace(course.velora, blocks=blocks) if blocks else None)
 
 
@@ -473,20 +475,20 @@ def check_plan(job: Any, plan: Plan, model: Any) -> None:
     """
     activations, course = job.memory.activations, plan.course
     anew = f"change it, or {ANEW}"
-    wanted = job_velora(job, course, model)
-    if activations == AUTO and course.velora is not None and wanted is not None:
-        wanted = dataclasses.replace(wanted, blocks=course.velora.blocks)
-    helped = {plan.placement.host_of(one.start) for one in plan.placement.helpers}
-    all_own = dataclasses.replace(course, offload=None, velora=wanted)
-    wanted = without_helped(all_own, plan.placement.hosts, helped).velora
-    if course.velora != wanted and not (activations == AUTO and course.velora is None):
-        if course.velora is not None and wanted is not None and course.velora.layers != wanted.layers:
+    velora = job_velora(job, course, model)
+    if activations == AUTO and course.velora is not None and velora is not None:
+        velora = dataclasses.replace(velora, blocks=course.velora.blocks)
+    helped = {plan.placement.host_of(helper.start) for helper in plan.placement.helpers}
+    all_own = dataclasses.replace(course, offload=None, velora=velora)
+    velora = without_helped(all_own, plan.placement.hosts, helped).velora
+    if course.velora != velora and not (activations == AUTO and course.velora is None):
+        if course.velora is not None and velora is not None and course.velora.layers != velora.layers:
             layers = json.dumps(course.velora.layers)
             raise PlanError(
-                f"the plan has velora.layers = {layers}, the job says {json.dumps(wanted.layers)}: add "
+                f"the plan has velora.layers = {layers}, the job says {json.dumps(velora.layers)}: add "
                 f"--set 'velora.layers={layers}', or {ANEW}"
             )
-        has = "other settings of VeLoRA" if course.velora and wanted else "VeLoRA" if course.velora else "no VeLoRA"
+        has = "other settings of VeLoRA" if course.velora and velora else "VeLoRA" if course.velora else "no VeLoRA"
         raise PlanError(f"the plan has {has}, the job says memory.activations = {activations!r} with [velora]; {anew}")
     for piece in plan.placement.hosts if activations != AUTO and course.num_steps else ():
         has = SlicePolicy.of(plan, piece.start, piece.stop).name
@@ -561,13 +563,13 @@ def explain_activations(plan: Plan, caps: Any, *, dropout: float = 0.0) -> Activ
     Returns:
         None for a plan without hosts or steps, and where all is kept, nothing else was asked for and dropout is 0.
     """
-    asked, hosts = caps.draft.saving.name, plan.placement.hosts
-    if (asked == NONE and not dropout) or not hosts or not plan.course.num_steps:
+    policy, hosts = caps.draft.saving.name, plan.placement.hosts
+    if (policy == NONE and not dropout) or not hosts or not plan.course.num_steps:
         return None
     whole, projected, dropped = caps.block_bytes(hosts[0].node, plan.course.microbatch_sizes()[0], dropout=dropout)
     return ActivationsReason(
-        asked=asked,
-        slices=tuple(_slice(plan, piece, caps) for piece in hosts) if asked != NONE else (),
+        asked=policy,
+        slices=tuple(_slice(plan, piece, caps) for piece in hosts) if policy != NONE else (),
         block_bytes=whole,
         velora_bytes=projected if projected < whole else 0,
         dropout_bytes=dropped,
@@ -576,11 +578,11 @@ def explain_activations(plan: Plan, caps: Any, *, dropout: float = 0.0) -> Activ
 
 def _slice(plan: Plan, piece: Slice, caps: Any) -> SliceReason:
     node, policy = piece.node, SlicePolicy.of(plan, piece.start, piece.stop)
-    saving, facts, asked = planned_saving(plan, piece.start, piece.stop), caps.facts[node], caps.draft.saving
+    saving, facts, asked_policy = planned_saving(plan, piece.start, piece.stop), caps.facts[node], caps.draft.saving
     kept = caps.kept_blocks(piece.start, piece.stop)
     proposed = 0
-    if asked.name == AUTO and policy.recomputed and not asked.may_project:
-        with_velora = caps.without_recomputing(plan, node, asked.projected(plan.course)).total_bytes
+    if asked_policy.name == AUTO and policy.recomputed and not asked_policy.may_project:
+        with_velora = caps.without_recomputing(plan, node, asked_policy.projected(plan.course)).total_bytes
         proposed = with_velora if with_velora <= facts.memory_bytes else 0
     return SliceReason(
         node=node,
@@ -619,7 +621,7 @@ def _changed(plan: Plan, values: Mapping[str, int | str], _: Sequence[Any]) -> P
         )
     course, first = keeping_all(plan.course), plan.placement.private_blocks
     again = course.trainable.ranges_within(first, plan.placement.stop) if activations == RECOMPUTE else ()
-    return plan.replaced(course, [dataclasses.replace(one, recompute=again) for one in plan.placements])
+    return plan.replaced(course, [dataclasses.replace(placement, recompute=again) for placement in plan.placements])
 
 
 TECHNIQUE: Final = Technique(

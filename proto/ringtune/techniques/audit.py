@@ -161,7 +161,7 @@ def checkers_of_cell(placement: Placement, cell: Cell) -> tuple[str, ...]:
 
 def fits_checked_by(placement: Placement, node: str) -> tuple[int, ...]:
     """Return the blocks whose helper's work ``node`` repeats as the checker or as the third, ascending."""
-    return tuple(one.start for one in placement.helpers if node in fit_checkers_of(placement, one.start))
+    return tuple(helper.start for helper in placement.helpers if node in fit_checkers_of(placement, helper.start))
 
 
 def exchanges(way: Legs, seq: int, micro: int) -> tuple[Exchange, ...]:
@@ -185,7 +185,7 @@ def apart(plan: Plan, node: str) -> tuple[Plan, str]:
 def fitting_apart(plan: Plan, node: str) -> tuple[Plan, str]:
     """Return a plan of one placement in which another node fits what ``node`` checks of helpers, and its name."""
     alias, blocks = f"{node}.fits", fits_checked_by(plan.placement, node)
-    helpers = tuple(replace(one, node=alias) if one.start in blocks else one for one in plan.placement.helpers)
+    helpers = tuple(replace(each, node=alias) if each.start in blocks else each for each in plan.placement.helpers)
     return Plan(plan.course, (replace(plan.placement, helpers=helpers),)), alias
 
 
@@ -232,7 +232,7 @@ def own_tensors(plan: Plan, turn: Turn, node: str) -> tuple[OwnTensor, ...]:
     """
     if turn.kind is not StepKind.TRAIN or node != turn.owner or not plan.slice_of(node).num_blocks:
         return ()
-    (again, alias), found = apart(plan, node), list[OwnTensor]()
+    (again, alias), tensors = apart(plan, node), list[OwnTensor]()
     there, here = turn.settled(again), turn.settled(plan)
     for item in items(here.course, turn):
         for micro, (way, whole) in enumerate(zip(legs(there, item, alias), legs(here, item, node), strict=True)):
@@ -240,17 +240,17 @@ def own_tensors(plan: Plan, turn: Turn, node: str) -> tuple[OwnTensor, ...]:
                 if leg.op in (Op.SEND, Op.RECEIVE) and leg.peer == node:
                     before = way[at - 1] if leg.op is Op.SEND else whole[whole.index(way[at + 1]) - 1]
                     key = TensorKey(leg.payload, item.seq, micro, leg.start)
-                    found.append(OwnTensor(key, before.bind(item.seq, micro)))
-    return tuple(found)
+                    tensors.append(OwnTensor(key, before.bind(item.seq, micro)))
+    return tuple(tensors)
 
 
 def item_of(plan: Plan, turn: Turn, seq: int) -> tuple[Plan, Item]:
     """Return the plan with the decisions of a turn, and the turn's item ``seq``; raises ``IntegrityError``."""
     now = turn.settled(plan)
-    found = next((item for item in items(now.course, turn) if item.seq == seq), None)
-    if found is None:
+    item_of_turn = next((item for item in items(now.course, turn) if item.seq == seq), None)
+    if item_of_turn is None:
         raise IntegrityError(f"item {seq} is not in turn {turn.index}; use one version on all machines")
-    return now, found
+    return now, item_of_turn
 
 
 def draw(
@@ -320,8 +320,8 @@ def cell_exchanges(plan: Plan, turn: Turn, cell: Cell) -> tuple[Exchange, ...]:
 def own_updates(now: Plan, item: Item, node: str) -> list[Action]:
     """Return the updates that a node computes of its own slice after an item."""
     piece = now.slice_of(node)
-    own = {*range(piece.start, piece.stop)} & {*now.placement.trained_at(node)}
-    return [action for action in item_updates(now, item, node) if action.start in own]
+    trained = {*range(piece.start, piece.stop)} & {*now.placement.trained_at(node)}
+    return [action for action in item_updates(now, item, node) if action.start in trained]
 
 
 def noted_after(now: Plan, item: Item, node: str) -> Action | None:
@@ -333,13 +333,13 @@ def noted_after(now: Plan, item: Item, node: str) -> Action | None:
         return updates[-1]
     if now.course.helper_settings.interval == 1:
         return None
-    own = {*now.placement.trained_at(node)}
-    found = None
+    trained = {*now.placement.trained_at(node)}
+    noted = None
     for micro, way in enumerate(legs(now, item, node)):
         for leg in way:
-            if leg.op is Op.BACKWARD and leg.start in own:
-                found = leg.bind(item.seq, micro)
-    return found
+            if leg.op is Op.BACKWARD and leg.start in trained:
+                noted = leg.bind(item.seq, micro)
+    return noted
 
 
 def fits_noted_after(now: Plan, item: Item, node: str) -> dict[Action, int]:
@@ -347,18 +347,18 @@ def fits_noted_after(now: Plan, item: Item, node: str) -> dict[Action, int]:
 
     They are the updates, and where gradients are added up over several items the last fits of other blocks.
     """
-    blocks = {one.start for one in now.placement.helped_by(node)}
-    found = {action.start: action for action in item_updates(now, item, node) if action.start in blocks}
+    blocks = {helper.start for helper in now.placement.helped_by(node)}
+    actions = {action.start: action for action in item_updates(now, item, node) if action.start in blocks}
     if now.course.helper_settings.interval > 1:
         for micro, way in enumerate(fit_legs(now, item, node)):
             fits = [leg.bind(item.seq, micro) for leg in way if leg.op is Op.FIT]
-            found |= {fit.start: fit for fit in fits if found.get(fit.start, fit).op is Op.FIT}
-    return {action: block for block, action in found.items()}
+            actions |= {fit.start: fit for fit in fits if actions.get(fit.start, fit).op is Op.FIT}
+    return {action: block for block, action in actions.items()}
 
 
 def installs(now: Plan, item: Item, node: str) -> dict[Action, int]:
     """Return the actions of an item with which a host installs what a helper has updated, with the block."""
-    lent = {block for one in now.placement.helpers_of(node) for block in range(one.start, one.stop)}
+    lent = {block for helper in now.placement.helpers_of(node) for block in range(helper.start, helper.stop)}
     return {action: action.start for action in item_updates(now, item, node) if action.start in lent}
 
 
@@ -367,14 +367,14 @@ def held_since(now: Plan, turn: Turn, item: Item, block: int) -> int:
 
     -1 = those at the beginning of the turn. With overlap they are those of the item before the last.
     """
-    wanted, found = forward_version(now.course, block, item), -1
-    for one in items(now.course, turn):
+    version, last = forward_version(now.course, block, item), -1
+    for each in items(now.course, turn):
         if (
-            block in updated(now.course, one.kind, one.step).blocks
-            and weight_version(now.course, block, one.step + 1) <= wanted
+            block in updated(now.course, each.kind, each.step).blocks
+            and weight_version(now.course, block, each.step + 1) <= version
         ):
-            found = one.seq
-    return found
+            last = each.seq
+    return last
 
 
 # ---- trails ----------------------------------------------------------------------------------------
@@ -404,7 +404,7 @@ def vectors_around(micros: Iterable[int], micro: int) -> tuple[int, int]:
     ``micros`` are those with vectors; forwards are in ascending order.
     """
     known = sorted(micros)
-    return max((one for one in known if one < micro), default=-1), max(known, default=-1)
+    return max((each for each in known if each < micro), default=-1), max(known, default=-1)
 
 
 def shown_name(seq: int, micro: int, block: int) -> str:
@@ -422,8 +422,8 @@ NOTHING: Final = hashlib.sha256().hexdigest()
 def shown_order(trail: Trail, block: int) -> tuple[str, ...]:
     """Return the names of the vectors of a block that a host has shown in a turn, in this order, from the beginning."""
     begin, end = shown_name(-1, 0, block), f" {block}"
-    own = (name for name in trail if name.startswith("shown ") and name.endswith(end) and name != begin)
-    return (begin, *own)
+    names = (name for name in trail if name.startswith("shown ") and name.endswith(end) and name != begin)
+    return (begin, *names)
 
 
 def fit_name(seq: int, micro: int, block: int) -> str:
@@ -503,10 +503,10 @@ def fit_order(trail: Trail, seq: int, block: int) -> tuple[int, ...]:
 
 def read_trail(text: str, node: str) -> Trail:
     """Parse a node's trail; raises ``IntegrityError``."""
-    found = read_object(text, f"what node {node} did in a turn")
-    if not all(isinstance(value, str) and len(value) <= 64 and value.isascii() for value in found.values()):
+    trail = read_object(text, f"what node {node} did in a turn")
+    if not all(isinstance(value, str) and len(value) <= 64 and value.isascii() for value in trail.values()):
         raise IntegrityError(f"node {node} reports a trail that can't be read; use one version on all machines")
-    return dict(found)
+    return dict(trail)
 
 
 class Work(NamedTuple):
@@ -580,11 +580,11 @@ def work_of(plan: Plan, turn: Turn, node: str) -> Work:
 
 def head_update(plan: Plan, turn: Turn, node: str) -> Action | None:
     """Return the last update of the head in a train turn, at its owner; None if there is none."""
-    now, found = turn.settled(plan), None
+    now, update = turn.settled(plan), None
     for item in items(now.course, turn) if node == turn.owner else ():
-        updates = (one for one in item_updates(now, item, node) if one.start == plan.course.head)
-        found = next(updates, found)
-    return found
+        updates = (each for each in item_updates(now, item, node) if each.start == plan.course.head)
+        update = next(updates, update)
+    return update
 
 
 def blocks_of(plan: Plan, trail: Trail, node: str) -> tuple[int, ...]:
@@ -594,7 +594,7 @@ def blocks_of(plan: Plan, trail: Trail, node: str) -> tuple[int, ...]:
 
 def blocks_with_state(placement: Placement, node: str, adapters: Collection[str]) -> list[int]:
     """Return the blocks that a node trains in which any of these configurations has weights."""
-    return [block for block in placement.trained_at(node) if any(has_adapter(one, block) for one in adapters)]
+    return [block for block in placement.trained_at(node) if any(has_adapter(config, block) for config in adapters)]
 
 
 def ends_of(plan: Plan, trail: Trail, node: str) -> tuple[int, ...]:
@@ -635,11 +635,11 @@ def _shown_problem(work: Work, trail: Trail, node: str) -> str:
     """Say where vectors of pairs change but in the first item; each kind of adapters has its own, so of one alone."""
     places = [name.split() for name in work.sums if name.startswith("shown ")]
     for block in sorted({int(block) for _, _, block in places}):
-        own = shown_order(trail, block)
+        order = shown_order(trail, block)
         first = min(
-            (int(at.partition(".")[0]) for _, at, one in places if one == str(block) and at != "begin"), default=0
+            (int(at.partition(".")[0]) for _, at, unit in places if unit == str(block) and at != "begin"), default=0
         )
-        for before, name in itertools.pairwise(own):
+        for before, name in itertools.pairwise(order):
             may_change = trail[before] == NOTHING and name.startswith(f"shown {first}.")
             if trail[before] != trail[name] and not may_change:
                 return f"node {node} has other vectors of the pairs of block {block} after {name!r} than before"
@@ -674,11 +674,11 @@ def held_differ(
     Of the blocks ``but_begin`` those at the beginning of the turn are not compared: until the first update in a
     placement a host has a sum of users as it or the helper before computed it, perhaps in another numeric class.
     """
-    for one in placement.helpers:
-        host, seqs = placement.host_of(one.start), works[one.node].held[one.start]
-        for name in (held_name(seq, one.start) for seq in (*seqs, *([] if one.start in but_begin else [-1]))):
-            if trails[host][name] != trails[one.node][name]:
-                return Finding((one.node, host), f"nodes {one.node} and {host} say different things of {name}")
+    for helper in placement.helpers:
+        host, seqs = placement.host_of(helper.start), works[helper.node].held[helper.start]
+        for name in (held_name(seq, helper.start) for seq in (*seqs, *([] if helper.start in but_begin else [-1]))):
+            if trails[host][name] != trails[helper.node][name]:
+                return Finding((helper.node, host), f"nodes {helper.node} and {host} say different things of {name}")
     return None
 
 
@@ -788,16 +788,16 @@ class Compared(NamedTuple):
     distance: float = 0.0
 
 
-def read_results(text: str, node: str, asked: Question) -> dict[str, Compared]:
+def read_results(text: str, node: str, task: Question) -> dict[str, Compared]:
     """Parse what a host has repeated; raises ``IntegrityError`` unless it has a digest of all that was asked."""
-    found: dict[str, Compared] = {}
+    results: dict[str, Compared] = {}
     for name, value in read_object(text, f"what node {node} has repeated").items():
         if not isinstance(value, list) or [type(one) for one in value] != [str, float] or not 0.0 <= value[1] <= 1.0:
             raise IntegrityError(f"node {node} answers {name[:60]!r} with no digest and distance")
-        found[name] = Compared(*value)
-    if missing := [name for name in asked.told if name not in found]:
-        raise IntegrityError(f"node {node} has not repeated {missing[0]} of node {asked.cell.node}")
-    return found
+        results[name] = Compared(*value)
+    if missing := [name for name in task.told if name not in results]:
+        raise IntegrityError(f"node {node} has not repeated {missing[0]} of node {task.cell.node}")
+    return results
 
 
 class Finding(NamedTuple):
@@ -956,11 +956,11 @@ def check_plan(job: Any, plan: Plan, model: Any) -> None:
     if job.audit is None:
         return
     check_course(job, plan.course, model)
-    if any(one.has_replicas for one in plan.placements):
+    if any(placement.has_replicas for placement in plan.placements):
         raise PlanError(f"[audit] compares the work of single hosts, and the plan has replicas; plan anew, or {_LEAVE}")
-    if any(one.cache is not None for one in plan.placements):
+    if any(placement.cache is not None for placement in plan.placements):
         raise PlanError(f"[audit] repeats work from what a neighbour sent, and the plan has a cache; {_LEAVE}")
-    if any(one.stop - one.start > 1 for each in plan.placements for one in each.helpers):
+    if any(helper.stop - helper.start > 1 for each in plan.placements for helper in each.helpers):
         raise PlanError(f"[audit] repeats a helper's work block by block; plan anew, or {_LEAVE}")
 
 
@@ -976,10 +976,10 @@ def memory_terms(course: Course, share: Any, sizes: Any) -> Iterable[Term]:
     yield from _audit_terms_of_helpers(course, share, sizes)
     micro, items = course.microbatch_sizes(), course.local_iterations
     tokens, reach = micro[0] * course.max_length, ever_trained(course)
-    own, hosted = overlap(reach.ranges, [(share.start, share.stop)]), share.stop - share.start
+    num_own, hosted = overlap(reach.ranges, [(share.start, share.stop)]), share.stop - share.start
     noted = (_OPEN * items + 1) * (hosted - sum(stop - start for start, stop in share.helped))
     yield Term("buffers", "states of a block after the items of two turns", noted, sizes.snapshot_bytes)
-    summed = _OPEN * items * len(micro) * (own - overlap(reach.ranges, share.helped))
+    summed = _OPEN * items * len(micro) * (num_own - overlap(reach.ranges, share.helped))
     yield Term("buffers", "sums of gradients of a block", summed, sizes.adapter_bytes)
     if course.velora is not None:
         yield Term("buffers", "VeLoRA's vectors of a block", _OPEN * items * len(micro) * hosted, sizes.vectors_bytes)

@@ -118,8 +118,8 @@ def check_plan(job: Any, plan: Plan, _: Any) -> None:
 
 def timing_mismatch(course: Course, node: Any) -> str:
     """Say that a node was timed with another type of frozen weights; empty if it was not."""
-    timed, wanted = node.shape.frozen, name_of(course.frozen)
-    return "" if timed == wanted else f"frozen weights in {timed}, the run has them in {wanted} (runtime.frozen)"
+    timed, planned = node.shape.frozen, name_of(course.frozen)
+    return "" if timed == planned else f"frozen weights in {timed}, the run has them in {planned} (runtime.frozen)"
 
 
 def rough_times(plan: Plan, nodes: Iterable[Any]) -> list[str]:

@@ -156,7 +156,7 @@ def lone_groups(course: Course) -> dict[str, tuple[int, ...]]:
     steps = min(_MAX_FOLLOWED, turns * course.local_iterations * period)  # until owners and groups are as at the start
     for step, owner in enumerate(itertools.islice(_owners(course), steps)):
         places[owner].add(step % period)
-    return {owner: tuple(sorted(found)) for owner, found in places.items() if len(found) < period}
+    return {owner: tuple(sorted(groups)) for owner, groups in places.items() if len(groups) < period}
 
 
 def mixing_iterations(course: Course) -> int | None:

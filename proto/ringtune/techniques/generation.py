@@ -130,12 +130,12 @@ def check_plan(job: Any, plan: Plan, _: Any) -> None:
 
 def course_lines(course: Course) -> list[str]:
     """Say how many texts are written at each evaluation; nothing without."""
-    found = course.generation
-    if found is None:
+    texts = course.generation
+    if texts is None:
         return []
-    number = sum(min(found.rows, owner.eval_rows) for owner in course.owners)
+    number = sum(min(texts.rows, owner.eval_rows) for owner in course.owners)
     return [
-        f"{number:,} texts of at most {found.max_new_tokens} tokens at each evaluation, {found.at_once} at a time; "
+        f"{number:,} texts of at most {texts.max_new_tokens} tokens at each evaluation, {texts.at_once} at a time; "
         "'ringtune sim' counts them as that long"
     ]
 
@@ -147,9 +147,9 @@ def generation_figures(values: Mapping[str, float]) -> dict[str, Any]:
     """
     if not values.get(GENERATED):
         return {}
-    found: dict[str, Any] = {name: int(values.get(name, 0.0)) for name in (GENERATED, NEW_TOKENS)}
+    counts: dict[str, Any] = {name: int(values.get(name, 0.0)) for name in (GENERATED, NEW_TOKENS)}
     judged = values.get(JUDGED, 0.0)
-    return {**found, JUDGED: int(judged), "rouge_l": values.get(ROUGE_SUM, 0.0) / judged} if judged >= 1 else found
+    return {**counts, JUDGED: int(judged), "rouge_l": values.get(ROUGE_SUM, 0.0) / judged} if judged >= 1 else counts
 
 
 def memory_terms(course: Course, share: Any, sizes: Any) -> Iterator[Term]:

@@ -155,26 +155,26 @@ def _initial_values(job: Any, unpickle: Unpickle) -> Pieces:
         raise _refused(folder, "is no folder; give the --out of a run, or a folder of AdapterHub or PEFT")
     folder = _result_in(folder)
     if (folder / AUXILIARY_CONFIG_FILE).is_file():
-        found = _of_auxiliary(folder, config, unpickle)
+        files = _of_auxiliary(folder, config, unpickle)
     elif "peft_type" in (content := _object(folder / ADAPTER_CONFIG_FILE)):
-        found = _of_peft(folder, content, Path(job.model.path), unpickle)
+        files = _of_peft(folder, content, Path(job.model.path), unpickle)
     else:
-        found = _of_hub(folder, content, unpickle)
-    if found.config and not is_same_adapter(found.config, config):
+        files = _of_hub(folder, content, unpickle)
+    if files.config and not is_same_adapter(files.config, config):
         raise _refused(
-            folder, f"has the adapter {found.config!r}, the job says {config!r}; set adapter.config = {found.config!r}"
+            folder, f"has the adapter {files.config!r}, the job says {config!r}; set adapter.config = {files.config!r}"
         )
-    _check_invertible(folder, found, config)
-    _check_model(folder, found, Path(job.model.path))
-    for name, tensor in (found.tensors | found.head).items():
+    _check_invertible(folder, files, config)
+    _check_model(folder, files, Path(job.model.path))
+    for name, tensor in (files.tensors | files.head).items():
         if tensor.dtype not in _FLOATS:
             raise _refused(folder, f"has {name} of {tensor.dtype}; supported are {', '.join(_FLOATS)}")
         if not is_finite(tensor.data, tensor.dtype):
             raise _refused(folder, f"has {name}, which is not finite: its training diverged; take another one")
     metadata = {"format": "pt"}
-    if found.head:
-        metadata[_HEAD] = json.dumps(found.head_of)
-    return write_tensors(found.tensors | found.head, metadata=metadata)
+    if files.head:
+        metadata[_HEAD] = json.dumps(files.head_of)
+    return write_tensors(files.tensors | files.head, metadata=metadata)
 
 
 def with_digest(job: Any, sha256: str) -> Any:
@@ -225,18 +225,18 @@ def _result_in(folder: Path) -> Path:
     if (folder / USERS_FOLDER).is_dir():
         names = sorted(path.name for path in (folder / USERS_FOLDER).iterdir())
         raise _refused(folder, f"has an adapter for each user; give one, such as {folder / USERS_FOLDER / names[0]}")
-    found = folder / ADAPTER_FOLDER if (folder / ADAPTER_FOLDER).is_dir() else folder
-    if (found / BLOCKS_FILE).is_file():
+    inner = folder / ADAPTER_FOLDER if (folder / ADAPTER_FOLDER).is_dir() else folder
+    if (inner / BLOCKS_FILE).is_file():
         raise _refused(
             folder,
             "has weights of the blocks themselves and no adapter; put them into a model folder, and give that "
             "as model.path",
         )
-    if not any((found / name).is_file() for name in (ADAPTER_CONFIG_FILE, AUXILIARY_CONFIG_FILE)):
+    if not any((inner / name).is_file() for name in (ADAPTER_CONFIG_FILE, AUXILIARY_CONFIG_FILE)):
         raise _refused(
             folder, f"has no {ADAPTER_CONFIG_FILE}; give the --out of a run, or a folder of AdapterHub or PEFT"
         )
-    return found
+    return inner
 
 
 def _object(path: Path) -> dict[str, Any]:
@@ -273,9 +273,9 @@ def _of_auxiliary(folder: Path, config: str, unpickle: Unpickle) -> Folder:
     """Read a result with auxiliary models, whose tensors have the right names."""
     facts = described(_object(folder / AUXILIARY_CONFIG_FILE), where=str(folder / AUXILIARY_CONFIG_FILE))
     library = config_of_library(facts.library["config"]) if facts.library else ""
-    own = library_config(config)
-    is_same = sorted(map(repr, facts.parts)) == sorted(map(repr, auxiliary_of(config))) and bool(library) == bool(own)
-    if not is_same or (library and not is_same_adapter(library, own)):
+    ours = library_config(config)
+    is_same = sorted(map(repr, facts.parts)) == sorted(map(repr, auxiliary_of(config))) and bool(library) == bool(ours)
+    if not is_same or (library and not is_same_adapter(library, ours)):
         has = [f"{part.kind} (alpha {part.alpha:g}, at {', '.join(part.places)})" for part in facts.parts]
         has += [library] if library else []
         raise _refused(folder, f"has {' and '.join(has)}, the job says {config!r}; set adapter.config as there")
@@ -300,10 +300,10 @@ def _of_hub(folder: Path, content: Mapping[str, Any], unpickle: Unpickle) -> Fol
 def _renamed(file: TensorFile, family: Family, name: str) -> dict[str, TensorPieces]:
     """Return the tensors of a file with the adapter's name of a run, and with the prefix of the whole model."""
     pattern = re.compile(rf"\.((?:adapters|loras|refts)\.)?{re.escape(name)}\.")
-    found = {pattern.sub(rf".\g<1>{_NAME}.", key, count=1): file.tensor(key) for key in file.infos}
-    if len(found) < len(file.infos):
+    tensors = {pattern.sub(rf".\g<1>{_NAME}.", key, count=1): file.tensor(key) for key in file.infos}
+    if len(tensors) < len(file.infos):
         raise JobError("adapter.from: two tensors have one name; the folder has several adapters, save one")
-    return {key if key.startswith(family.prefix) else family.prefix + key: value for key, value in found.items()}
+    return {key if key.startswith(family.prefix) else family.prefix + key: value for key, value in tensors.items()}
 
 
 def _head_of(folder: Path) -> _Head | None:
@@ -440,10 +440,10 @@ def _peft_config(
     if family.prefix == "model." and not family.plugged:
         up, down = down, up  # the library's names in the Llama family, see models.family
     roles = {"query": "q", "key": "k", "value": "v", "up": "intermediate_lora", "down": "output_lora"}
-    own = {name: place for role, place in roles.items() for name in family.layout.matrices_of(role)}
+    roles_by_name = {name: place for role, place in roles.items() for name in family.layout.matrices_of(role)}
     for module in sorted(modules):
-        if family.generic and module in own:
-            (letters if own[module] in "qkv" else places).add(own[module])
+        if family.generic and module in roles_by_name:
+            (letters if roles_by_name[module] in "qkv" else places).add(roles_by_name[module])
         elif family.generic:
             raise _refused(
                 folder, f"has LoRA beside {module}, where a {family.model_type} has none here; merge it into its model"
@@ -467,26 +467,26 @@ def _peft_config(
     return config_of_library(described | dict.fromkeys(places, True))
 
 
-def _check_invertible(folder: Path, found: Folder, config: str) -> None:
+def _check_invertible(folder: Path, initial: Folder, config: str) -> None:
     """Refuse an invertible adapter without some of its tensors, or tensors of one that the configuration lacks."""
-    ends = [name.partition(f"{INVERTIBLE}.{_NAME}.")[2] for name in found.tensors if f"{INVERTIBLE}." in name]
-    wanted = [] if invertible_of(config) is None else sorted(INVERTIBLE_TENSORS)
-    if sorted(ends) != wanted:
+    ends = [name.partition(f"{INVERTIBLE}.{_NAME}.")[2] for name in initial.tensors if f"{INVERTIBLE}." in name]
+    needed = [] if invertible_of(config) is None else sorted(INVERTIBLE_TENSORS)
+    if sorted(ends) != needed:
         raise _refused(
             folder,
-            f"has {len(ends)} tensors of an invertible adapter, adapter.config = {config!r} needs {len(wanted)}; copy "
+            f"has {len(ends)} tensors of an invertible adapter, adapter.config = {config!r} needs {len(needed)}; copy "
             "the folder again",
         )
 
 
-def _check_model(folder: Path, found: Folder, model: Path) -> None:
+def _check_model(folder: Path, initial: Folder, model: Path) -> None:
     """Refuse blocks that the model does not have, if the model's folder is on this machine."""
     if not (model / CONFIG_FILE).is_file():
         return
     config = read_config(model)
     family = FAMILIES[config["model_type"]]
     start, blocks = f"{family.prefix}{family.block_prefix}", family.dimensions(config).num_blocks
-    for name in found.tensors:
+    for name in initial.tensors:
         if name.startswith(f"{family.prefix}{INVERTIBLE}."):
             continue
         number = name.removeprefix(start).partition(".")[0]

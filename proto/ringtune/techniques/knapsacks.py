@@ -117,9 +117,9 @@ def after(best: Ints, cost: Ints, value: Ints) -> Ints:
     """
     if (cost == cost[0]).all():  # one shift for all knapsacks
         least = min(int(cost[0]), best.shape[1])
-        found = np.full_like(best, _NEVER)
-        found[:, least:] = best[:, : best.shape[1] - least] + value[:, None]
-        return found
+        values = np.full_like(best, _NEVER)
+        values[:, least:] = best[:, : best.shape[1] - least] + value[:, None]
+        return values
     weights = np.arange(best.shape[1]) - cost[:, None]
     below: Ints = np.take_along_axis(best, np.maximum(weights, 0), axis=1) + value[:, None]
     return np.where(weights >= 0, below, _NEVER)
@@ -267,10 +267,10 @@ def kept(choosers: Sequence[Chooser], scores: NDArray[np.float64], most: float) 
     worth = (each / np.where(mean > 0, mean, 1)).sum(axis=1)
     order: Ints = np.argsort(-worth, kind="stable")[None]
     every = np.ones(order.shape, dtype=bool)
-    found: Bools = take_in_order(order, blocks[None], np.array([whole(most, 1)]), every)[0]
-    if not found.any():
+    taken: Bools = take_in_order(order, blocks[None], np.array([whole(most, 1)]), every)[0]
+    if not taken.any():
         raise PlanError(f"pruning may keep {most:.2g} of {blocks.sum()} subnets, so none; raise operations.compute")
-    return found
+    return taken
 
 
 Scores = NDArray[np.float64]
@@ -310,20 +310,20 @@ def scores_by_owner(course: Course, scores: Sequence[BlockScores]) -> dict[str, 
 
 def _array(course: Course, batches: Batches, entries: Sequence[BlockScores]) -> Scores:
     choice, where = _choice(course), tuple(np.array([entry[1:4] for entry in entries], dtype=np.int64).T)
-    found = np.zeros((batches.num_batches, len(batches.sizes), course.num_blocks, len(choice.scores), choice.subnets))
-    found[where] = [entry.values for entry in entries]
-    wrong = ~(np.isfinite(found) & (found >= 0))
+    scores = np.zeros((batches.num_batches, len(batches.sizes), course.num_blocks, len(choice.scores), choice.subnets))
+    scores[where] = [entry.values for entry in entries]
+    wrong = ~(np.isfinite(scores) & (scores >= 0))
     if wrong.any():
         batch, micro, block, score, subnet = (int(each[0]) for each in np.nonzero(wrong))
-        value = float(found[batch, micro, block, score, subnet])
+        value = float(scores[batch, micro, block, score, subnet])
         raise PlanError(
             f"scores of owner {batches.owner}, batch {batch}, micro-batch {micro}, block {block}, subnet {subnet}: "
             f"{choice.scores[score]} is {value}, which is {'below 0' if math.isfinite(value) else 'no finite number'}; "
             f"look at the rows of {batches.owner} and at the weights of the model; nothing was trained with it"
         )
     if not (choice.prunes or any(score.needs_gradient for score in choice.scores)):
-        found[:] = found[entries[0].batch_id]  # of weights alone: all batches are alike
-    return found
+        scores[:] = scores[entries[0].batch_id]  # of weights alone: all batches are alike
+    return scores
 
 
 MAX_UNITS = 100
@@ -344,10 +344,10 @@ def choose_table(course: Course, scores: Sequence[BlockScores], step: int = 0) -
     if choice.policy == Policy.JOINT:
         given = _in_means(choosers, given)
     if Policy(choice.policy).is_pruning:
-        found = _pruned(course, choosers, given)
+        table = _pruned(course, choosers, given)
     else:
-        found = [_chosen(course, choosers, batches, given.get(batches.owner), step) for batches in batches_of(course)]
-    if not any((codes == ord(FULL)).any() for codes in found):
+        table = [_chosen(course, choosers, batches, given.get(batches.owner), step) for batches in batches_of(course)]
+    if not any((codes == ord(FULL)).any() for codes in table):
         of_adapter = choice.scored_weights == ScoredWeights.ADAPTER and choice.backward_score == Score.TAYLOR
         raise PlanError(
             f"operations of policy {choice.policy} leave nothing full, so nothing would train; "
@@ -358,7 +358,7 @@ def choose_table(course: Course, scores: Sequence[BlockScores], step: int = 0) -
     return Operations(
         batches=tuple(
             BatchOperations(owner=batches.owner, batch_id=at // passes, rows=rows, of_pass=at % passes)
-            for batches, codes in zip(batches_of(course), found, strict=True)
+            for batches, codes in zip(batches_of(course), table, strict=True)
             for at, rows in enumerate(_rows(course, choosers, codes))
         ),
         subnets=choice.subnets,
@@ -400,16 +400,16 @@ def _pruned(course: Course, choosers: Sequence[Chooser], scores: dict[str, Score
 
 def _in_means(choosers: Sequence[Chooser], given: dict[str, Scores]) -> dict[str, Scores]:
     """Divide each kind of score by its mean over all blocks that choose, so that kinds can be compared."""
-    found = {owner: scores.copy() for owner, scores in given.items()}
+    means = {owner: scores.copy() for owner, scores in given.items()}
     for kind in range(next(iter(given.values())).shape[3]):
         every = np.concatenate([scores[:, :, choosers[0].start :, kind].ravel() for scores in given.values()])
         largest = every.max(initial=0)
         if not largest:
             continue
         mean = math.fsum(every / largest) / every.size
-        for scores in found.values():
+        for scores in means.values():
             scores[:, :, :, kind] = scores[:, :, :, kind] / largest / mean
-    return found
+    return means
 
 
 def _choice(course: Course) -> Choice:
@@ -471,8 +471,8 @@ def _order(choosers: Sequence[Chooser], batches: int, passes: int, microbatches:
 
 def _by_chooser(choosers: Sequence[Chooser], scores: Scores) -> NDArray[np.float64]:
     """Sum scores over the blocks of each chooser; shape: batches, choosers, scores, micro-batches."""
-    found = [scores[:, :, each.start : each.stop, :, each.subnet].sum(axis=2) for each in choosers]
-    return np.stack(found, axis=1).transpose(0, 1, 3, 2)
+    sums = [scores[:, :, each.start : each.stop, :, each.subnet].sum(axis=2) for each in choosers]
+    return np.stack(sums, axis=1).transpose(0, 1, 3, 2)
 
 
 def _rows(course: Course, choosers: Sequence[Chooser], codes: Codes) -> list[tuple[str, ...]]:

@@ -276,13 +276,13 @@ def unfitted_role(family: Family, configs: Iterable[str]) -> str:
 
 
 def _configs(settings: OffloadSettings, adapter: Adapter) -> dict[str, str]:
-    own = {f"offload.adapters.{user}": config for user, config in settings.chosen_adapters.items()}
-    for where, config in own.items():
+    of_users = {f"offload.adapters.{user}": config for user, config in settings.chosen_adapters.items()}
+    for where, config in of_users.items():
         try:
             parse_adapter_config(config)
         except JobError as error:
             raise JobError(f"{where}: {error}") from error
-    return {"the adapter": adapter.config, **own}
+    return {"the adapter": adapter.config, **of_users}
 
 
 def _check_mode(mode: str) -> None:
@@ -312,10 +312,8 @@ def helped(plan: Plan, helper_of: Mapping[str, str], settings: HelperSettings = 
     ranges [0, 1) and [1, 2).
     """
     free = dataclasses.replace(plan.course, offload=None)
-    placements = tuple(
-        dataclasses.replace(one, helpers=helpers_of(free, one.hosts, helper_of)) for one in plan.placements
-    )
-    offload = settings.of_blocks({Range(one.start, one.stop) for each in placements for one in each.helpers})
+    placements = tuple(dataclasses.replace(at, helpers=helpers_of(free, at.hosts, helper_of)) for at in plan.placements)
+    offload = settings.of_blocks({Range(lent.start, lent.stop) for each in placements for lent in each.helpers})
     if (placements, offload) == (plan.placements, plan.course.offload):
         return plan
     return Plan(dataclasses.replace(plan.course, offload=offload), placements)
@@ -351,17 +349,17 @@ def _placed(job: Any, plan: Plan) -> Plan:
 def check_plan(job: Any, plan: Plan, model: Any) -> None:
     """Refuse a given plan with other helpers than its job names; with ``auto`` any helpers are accepted."""
     wish = job.offload
-    has, wanted = plan.course.helper_settings, job.offload.helper_settings
+    has, settings = plan.course.helper_settings, job.offload.helper_settings
     helps = bool(plan.placement.helpers)
-    if (helps or wanted.has_users) and has != wanted:
+    if (helps or settings.has_users) and has != settings:
         text = f"helpers with {_settings_text(has)}" if helps else "no helpers"
-        raise PlanError(f"the plan has {text}, the job says {_settings_text(wanted)}; plan anew, or change [offload]")
+        raise PlanError(f"the plan has {text}, the job says {_settings_text(settings)}; plan anew, or change [offload]")
     if wish.mode != AUTO and helped(plan, wish.helpers, wish.helper_settings) != plan:
         raise PlanError(
             f"the plan has {_text(helpers_by_host(plan))}, the job says offload.mode = {_text(wish.helpers)} with "
             f"{_settings_text(wish.helper_settings)}; plan anew, or change [offload]"
         )
-    if any(one.helpers for one in plan.placements) and not model.pair_token_bytes:
+    if any(placement.helpers for placement in plan.placements) and not model.pair_token_bytes:
         raise PlanError(f"the plan has helpers, but none can fit this adapter.config in this model; {ANEW}")
 
 
@@ -417,7 +415,7 @@ def named_helpers(settings: OffloadSettings, known: Collection[str]) -> Mapping[
 def helpers_by_host(plan: Plan) -> dict[str, str]:
     """Host -> helper, as ``helped`` takes it; of several helpers of a host that of its lowest blocks."""
     placement = plan.placement
-    return {placement.host_of(one.start): one.node for one in reversed(placement.helpers)}
+    return {placement.host_of(helper.start): helper.node for helper in reversed(placement.helpers)}
 
 
 class UserRowUse(NamedTuple):
@@ -438,12 +436,12 @@ RowsOfUser = tuple[str, tuple[int, ...]]
 
 def rows_by_user(course: Course) -> tuple[UserRows, ...]:
     """Count the rows of each user at all owners together, in the order of ``Course.users``."""
-    found = {name: [0, 0] for name in course.users}
+    rows = {name: [0, 0] for name in course.users}
     for owner in course.owners:
         for user in owner.user_rows:
-            found[user.name][0] += user.train_rows
-            found[user.name][1] += user.eval_rows
-    return tuple(UserRows(name=name, train_rows=train, eval_rows=held_out) for name, (train, held_out) in found.items())
+            rows[user.name][0] += user.train_rows
+            rows[user.name][1] += user.eval_rows
+    return tuple(UserRows(name=name, train_rows=train, eval_rows=held_out) for name, (train, held_out) in rows.items())
 
 
 def max_changed(course: Course) -> int:
@@ -492,11 +490,11 @@ def _rows_of_users(course: Course, item: Item, micro: int) -> tuple[RowsOfUser, 
     if owner is None or len(owner.user_rows) == 1:
         num_rows = microbatch_rows(course, item)[micro]
         return ((owner.user_rows[0].name if owner else item.owner, tuple(range(num_rows))),)
-    found: dict[str, list[int]] = {}
+    positions: dict[str, list[int]] = {}
     rows = rows_of(course, item, micro)
     for position, user in enumerate(_users_at(owner, rows, is_training=item.kind is not StepKind.EVALUATE)):
-        found.setdefault(user, []).append(position)
-    return tuple((user, tuple(found[user])) for user in course.users if user in found)
+        positions.setdefault(user, []).append(position)
+    return tuple((user, tuple(positions[user])) for user in course.users if user in positions)
 
 
 def _users_at(owner: Owner, rows: Iterable[int], *, is_training: bool) -> list[str]:
@@ -521,12 +519,12 @@ def helper_lines(
     """Describe the helper of each host, and users of other ``kinds`` of adapters; empty without helpers."""
     placement = plan.placement
     lines = []
-    for one in placement.joined_helpers():
+    for each in placement.joined_helpers():
         sent = ""
         if traffic is not None:
-            pairs, weights = traffic(one)
+            pairs, weights = traffic(each)
             sent = f": at most {format_bytes(pairs)} of pairs a step, {format_bytes(weights)} of weights an update"
-        lines.append(f"{one.node} fits the adapters of {placement.host_of(one.start)}'s blocks {one.text}{sent}")
+        lines.append(f"{each.node} fits the adapters of {placement.host_of(each.start)}'s blocks {each.text}{sent}")
     return [*lines, *_user_lines(plan, kinds), _result(plan)] if lines else []
 
 
@@ -535,9 +533,9 @@ def _user_lines(plan: Plan, kinds: Sequence[Any]) -> list[str]:
     if not plan.course.user_sets:
         return []
     users = plan.course.user_sets
-    own = [f"{kind.config}: {listed([user for user in users if user in kind.users], _MAX_NAMED)}" for kind in kinds]
-    own = [f"adapters in place of the job's: {'; '.join(own)}"] if own else []
-    return [f"users, with training and evaluation rows: {users_text(rows_by_user(plan.course))}", *own]
+    texts = [f"{kind.config}: {listed([user for user in users if user in kind.users], _MAX_NAMED)}" for kind in kinds]
+    texts = [f"adapters in place of the job's: {'; '.join(texts)}"] if texts else []
+    return [f"users, with training and evaluation rows: {users_text(rows_by_user(plan.course))}", *texts]
 
 
 def _result(plan: Plan) -> str:
@@ -571,8 +569,8 @@ def report(plan: Plan, steps: int) -> dict[str, Any]:
     return {
         "offload": {
             "helpers": [
-                {"node": one.node, "host": placement.host_of(one.start), "blocks": [one.start, one.stop]}
-                for one in placement.joined_helpers()
+                {"node": helper.node, "host": placement.host_of(helper.start), "blocks": [helper.start, helper.stop]}
+                for helper in placement.joined_helpers()
             ],
             **to_table(settings),
             "staleness": "one step within a turn" if settings.overlap else "none",
@@ -597,18 +595,18 @@ def _parse_helpers(text: str, known: Collection[str]) -> dict[str, str]:
 
     ``known`` are the names of all nodes. Raises ``PlanError``.
     """
-    found: dict[str, str] = {}
+    helpers: dict[str, str] = {}
     for part in text.split("+") if text != OFF else ():
         host, equals, helper = (word.strip() for word in part.partition("="))
-        if not (host and equals and helper) or host in found:
+        if not (host and equals and helper) or host in helpers:
             raise PlanError(
                 f"--change offload={text}: write '{OFF}', or HOST=HELPER with each host once, several with + between"
             )
         for name in (host, helper):
             if name not in known:
                 raise PlanError(f"--change offload={text}: there is no node {name!r}; {nearest(name, known)}")
-        found[host] = helper
-    return found
+        helpers[host] = helper
+    return helpers
 
 
 def _job_values(values: Mapping[str, int | str], known: Collection[str]) -> dict[str, object]:
@@ -654,7 +652,7 @@ def _without_node(
         helper_of = {host: helper for host, helper in helpers_by_host(before).items() if node not in (host, helper)}
         helping.append(dataclasses.replace(after, helpers=helpers_of(free, after.hosts, helper_of)))
     settings = plan.course.helper_settings
-    ranges = sorted({Range(one.start, one.stop) for each in helping for one in each.helpers})
+    ranges = sorted({Range(lent.start, lent.stop) for each in helping for lent in each.helpers})
     lone = [helping[0].host_of(block) for block in free.trainable.blocks if not in_ranges(block, ranges)]
     if settings.has_users and lone:
         raise PlanError(
@@ -678,10 +676,10 @@ def memory_terms(course: Course, share: Any, sizes: Any) -> Iterable[Term]:
     count = late + (_AT_WORK if _graphs_are_larger(course, share, sizes) else len(micro) + 1)
     yield Term("buffers", "pairs of a block until they are sent", helped * count, pair)
     updates = 2 if settings.overlap else 1
-    own = sum(stop - start for start, stop in share.helped)
-    yield Term("adapters", "adapter of a block that a helper fits", own, sizes.helped.hosted)
+    num_fitted = sum(stop - start for start, stop in share.helped)
+    yield Term("adapters", "adapter of a block that a helper fits", num_fitted, sizes.helped.hosted)
     yield Term("buffers", "adapter that a helper sent", updates * helped, sizes.helped.sent)
-    links = [[overlap(trained.ranges, (one,)) for one in ranges] for ranges in share.helps]
+    links = [[overlap(trained.ranges, (lent,)) for lent in ranges] for ranges in share.helps]
     largest = [max(blocks) for blocks in links]
     waiting = WAITING[Payload.PAIRS] * sum(largest) + _AT_WORK * max(largest, default=0)
     fitted = sum(map(sum, links))

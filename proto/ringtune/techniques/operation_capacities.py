@@ -114,12 +114,12 @@ class HostCost:
         At most one full operation is exchanged for forward-only ones.
         """
         most = min(microbatches, whole(limit_s, self.full_s))
-        found = []
+        counts = []
         for full in (most, most - 1):
             rest = whole(limit_s - full * self.full_s, self.forward_s)
-            found.append(OperationCounts(full, min(microbatches - full, max(0, rest))))
+            counts.append(OperationCounts(full, min(microbatches - full, max(0, rest))))
         return max(
-            (each for each in found if each.full > 0), key=lambda each: (self.busy_s(each), each.full), default=None
+            (each for each in counts if each.full > 0), key=lambda each: (self.busy_s(each), each.full), default=None
         )
 
 
@@ -159,13 +159,13 @@ def spread(boards: Sequence[HostCost], counts: dict[str, OperationCounts]) -> fl
 
 def _counts(boards: Sequence[HostCost], microbatches: int, limit_s: float) -> dict[str, OperationCounts]:
     """Counts of all boards within a time; empty if a board has no full operation."""
-    found = {}
+    counts_of = {}
     for board in boards:
         counts = board.within(limit_s, microbatches)
         if counts is None:
             return {}
-        found[board.node] = counts
-    return found
+        counts_of[board.node] = counts
+    return counts_of
 
 
 def _compute(boards: Sequence[HostCost], microbatches: int, limit_s: float) -> float:
@@ -199,8 +199,8 @@ def choice_of(
     pruning = Policy(settings.policy).is_pruning
     if settings.balance:
         by_node = _balanced(settings, counts, hosts, costs, len(sizes))
-        own = {block: host.node for host in reversed(hosts) for block in range(host.start, host.stop)}
-        nodes = (own.get(block, hosts[0].node) for block in range(course.num_blocks))  # private ones are not used
+        host_of = {block: host.node for host in reversed(hosts) for block in range(host.start, host.stop)}
+        nodes = (host_of.get(block, hosts[0].node) for block in range(course.num_blocks))  # private ones are not used
         capacities = tuple(_capacity(by_node[node], costs[node], sizes, subnets) for node in nodes)
     elif pruning:
         capacities = (_pruning_capacity(settings, counts, mean, sizes, subnets * course.num_blocks),)
@@ -298,10 +298,10 @@ def _share_capacity(compute: float, each: tuple[float, float], sizes: Sequence[i
 
 
 def _rows(sizes: Sequence[int], most: int) -> int:
-    found = {0}
+    sums = {0}
     for size in sizes:
-        found |= {rows + size for rows in found if rows + size <= most}
-    return max(found)
+        sums |= {rows + size for rows in sums if rows + size <= most}
+    return max(sums)
 
 
 _ANEW: Final = f"change it, or {ANEW}"
@@ -334,8 +334,8 @@ def check_plan(job: Any, plan: Plan, model: Any) -> None:
     """
     course = plan.course
     if job.operations.table:
-        wanted = with_tables(job, dataclasses.replace(course, operations=None, choice=None), model)
-        if (course.operations, course.choice) != (wanted.operations, wanted.choice):
+        expected = with_tables(job, dataclasses.replace(course, operations=None, choice=None), model)
+        if (course.operations, course.choice) != (expected.operations, expected.choice):
             raise PlanError(f"the plan has other operations than the job's operations.table; {_ANEW}")
         return
     says, choice = job.operations.policy, course.choice
@@ -351,7 +351,7 @@ def check_plan(job: Any, plan: Plan, model: Any) -> None:
     again = job_choice(job, course, model, plan.placement.hosts, _costs_of(choice, plan.placement.hosts))
     if choice.refresh_steps != again.refresh_steps:
         has_steps, says_steps = (
-            f"every {one.refresh_steps} steps" if one.refresh_steps else "once" for one in (choice, again)
+            f"every {each.refresh_steps} steps" if each.refresh_steps else "once" for each in (choice, again)
         )
         raise PlanError(
             f"the plan chooses operations {has_steps}, the job says {says_steps} (operations.refresh_rounds); {_ANEW}"
@@ -429,11 +429,11 @@ def _without_node(
     """Remove the batches of an owner from the tables of a plan."""
 
     def others(table: Operations) -> Operations:
-        return dataclasses.replace(table, batches=tuple(one for one in table.batches if one.owner != node))
+        return dataclasses.replace(table, batches=tuple(entry for entry in table.batches if entry.owner != node))
 
     operations, choice = plan.course.operations and others(plan.course.operations), plan.course.choice
     if choice is not None:
-        tables = (dataclasses.replace(one, operations=others(one.operations)) for one in choice.tables)
+        tables = (dataclasses.replace(entry, operations=others(entry.operations)) for entry in choice.tables)
         choice = dataclasses.replace(choice, tables=tuple(tables))
     return {"operations": operations, "choice": choice}, placements
 

@@ -169,10 +169,10 @@ def _subnets(job: Any, *, heads: int, kv_heads: int, inner: int, where: str) -> 
     given = given_tables(job.operations)
     try:
         if given:
-            found = Subnets(heads=heads, kv_heads=kv_heads, inner=inner, count=given[0].operations.subnets)
-            if problem := head_group_refusal(job.adapter.config, heads=found.heads_each if found.count > 1 else 0):
-                raise JobError(f"operations.table has {found.count} subnets a block: {problem}")
-            return found
+            subnets = Subnets(heads=heads, kv_heads=kv_heads, inner=inner, count=given[0].operations.subnets)
+            if problem := head_group_refusal(job.adapter.config, heads=subnets.heads_each if subnets.count > 1 else 0):
+                raise JobError(f"operations.table has {subnets.count} subnets a block: {problem}")
+            return subnets
         heads_each = job.operations.heads if job.operations.is_chosen and not job.operations.by_slice else 0
         return subnets_of(heads=heads, kv_heads=kv_heads, inner=inner, heads_each=heads_each)
     except PlanError as error:
@@ -392,7 +392,7 @@ def choosers_of(course: Course) -> tuple[Chooser, ...]:
 
     Blocks that never train have none. The number of steps does not matter, so that a longer run has the same ones.
     """
-    choice, found = course.choice, list[Chooser]()
+    choice, choosers = course.choice, list[Chooser]()
     if choice is None or choice.tables:
         return ()
     totals = [0] * course.microbatches
@@ -406,8 +406,8 @@ def choosers_of(course: Course) -> tuple[Chooser, ...]:
             firsts = [0] * choice.subnets
         else:
             firsts, totals = _firsts(totals, choice.subnets, full)
-        found += [dataclasses.replace(chooser, subnet=subnet, first=first) for subnet, first in enumerate(firsts)]
-    return tuple(found)
+        choosers += [dataclasses.replace(chooser, subnet=subnet, first=first) for subnet, first in enumerate(firsts)]
+    return tuple(choosers)
 
 
 def _firsts(totals: Sequence[int], subnets: int, full: int) -> tuple[list[int], list[int]]:
@@ -416,15 +416,15 @@ def _firsts(totals: Sequence[int], subnets: int, full: int) -> tuple[list[int], 
     Of all rotations of the block it takes the one with the most even totals, of equal ones the lowest.
     """
     count = len(totals)
-    found = []
+    candidates = []
     for turned in range(count):
         firsts = [(turned + subnet * count // subnets) % count for subnet in range(subnets)]
         after = list(totals)
         for first in firsts:
             for micro in range(first, first + full):
                 after[micro % count] += 1
-        found.append((sum(each * each for each in after), turned, firsts, after))
-    return min(found)[2:]
+        candidates.append((sum(each * each for each in after), turned, firsts, after))
+    return min(candidates)[2:]
 
 
 def _ranges(course: Course) -> list[tuple[int, int]]:
@@ -432,8 +432,8 @@ def _ranges(course: Course) -> list[tuple[int, int]]:
     shared = {block: at for at, group in enumerate(groups) for block in range(*group)}
     blocks = [block for block in range(course.num_blocks) if block in course.trainable]
     runs = itertools.groupby(enumerate(blocks), lambda each: (each[1] - each[0], shared.get(each[1], -each[1] - 1)))
-    found = [[block for _, block in run] for _, run in runs]
-    return [(run[0], run[-1] + 1) for run in found]
+    blocks_of_runs = [[block for _, block in run] for _, run in runs]
+    return [(run[0], run[-1] + 1) for run in blocks_of_runs]
 
 
 @functools.lru_cache(maxsize=16)
@@ -468,9 +468,9 @@ def table_rows(course: Course, codes: Iterable[tuple[Chooser, Sequence[str]]]) -
     """
     subnets = course.choice.subnets if course.choice else 1
     rows = [[FULL] * (course.num_blocks * subnets) for _ in range(course.microbatches)]
-    for chooser, found in codes:
+    for chooser, codes_of_chooser in codes:
         for block in range(chooser.start, chooser.stop):
-            for micro, code in enumerate(found):
+            for micro, code in enumerate(codes_of_chooser):
                 rows[micro][block * subnets + chooser.subnet] = code
     return tuple("".join(row) for row in rows)
 
@@ -509,12 +509,12 @@ def _taken(costs: tuple[int, ...], limit: int) -> tuple[int, ...]:
 
     Of all such choices it is the one without the latest item, then without the next latest, and so on.
     """
-    found, needed = [], _most(costs, limit)
+    places, needed = [], _most(costs, limit)
     for at in reversed(range(len(costs))):
         if _most(costs[:at], limit) < needed:
-            found.append(at)
+            places.append(at)
             limit, needed = limit - costs[at], needed - 1
-    return tuple(found)
+    return tuple(places)
 
 
 def _most(costs: Sequence[int], limit: int) -> int:
@@ -525,14 +525,14 @@ def _most(costs: Sequence[int], limit: int) -> int:
 def _pruned(course: Course, sizes: tuple[int, ...], _turned: int) -> tuple[str, ...]:
     choosers = choosers_of(course)
     total = sum(chooser.stop - chooser.start for chooser in choosers)
-    keep, kept, passed, found = kept_subnets(course), 0, 0, []
+    keep, kept, passed, codes = kept_subnets(course), 0, 0, []
     for chooser in choosers:
         blocks = chooser.stop - chooser.start
         passed += blocks
         fits = kept + blocks <= whole(keep * passed / total, 1)
         kept += blocks if fits else 0
-        found.append((chooser, (FULL if fits else SHORTCUT) * len(sizes)))
-    return table_rows(course, found)
+        codes.append((chooser, (FULL if fits else SHORTCUT) * len(sizes)))
+    return table_rows(course, codes)
 
 
 class ScoreKey(NamedTuple):
@@ -623,11 +623,11 @@ class TurnOperations:
     def given(self, turn: Turn) -> Operations | None:
         """Take a given table for a turn into force; None if the run has to choose."""
         choice = self._plan.course.choice
-        found = choice.given_at(turn.first_step) if choice is not None else None
-        if found is not None:
+        operations = choice.given_at(turn.first_step) if choice is not None else None
+        if operations is not None:
             self._asked_for = self._chosen_for = turn.first_step
-            self.in_force = found
-        return found
+            self.in_force = operations
+        return operations
 
     def ask(self, turn: Turn) -> tuple[BlockScores, ...] | None:
         """Begin the choice of a turn's table: return the scores in order; None if some are missing or it has begun."""

@@ -49,7 +49,7 @@ def compared_at(plan: Plan, turn: Turn, node: str) -> dict[int, int]:
         return {}
     now = turn.settled(plan)
     for item in reversed(items(now.course, turn)):
-        updates = [one for one in item_updates(now, item, node) if is_replicated(now, node, one)]
+        updates = [each for each in item_updates(now, item, node) if is_replicated(now, node, each)]
         if updates:
             return {update.start: item.seq for update in updates}
     return {}
@@ -60,12 +60,12 @@ def compared_copies(course: Course, turn: Turn) -> dict[int, int]:
 
     Empty where one owner has the only copy.
     """
-    found: dict[int, int] = {}
+    seqs: dict[int, int] = {}
     if turn.kind is not StepKind.TRAIN or not other_owners(course, turn.owner):
-        return found
+        return seqs
     for item in items(course, turn):
-        found |= {unit: item.seq for unit in replicated_units(course, item) if _is_last(course, unit, item.step)}
-    return found
+        seqs |= {unit: item.seq for unit in replicated_units(course, item) if _is_last(course, unit, item.step)}
+    return seqs
 
 
 def _is_last(course: Course, unit: int, step: int) -> bool:
@@ -91,7 +91,7 @@ class CopyComparison:
 
         A simulator has no copies and reports none; then nothing is compared.
         """
-        owed = {name: wanted for name in self._plan.nodes if (wanted := compared_at(self._plan, turn, name))}
+        owed = {name: expected for name in self._plan.nodes if (expected := compared_at(self._plan, turn, name))}
         if node not in owed:
             _check(node, turn, digests, owed=())
             return
@@ -103,9 +103,9 @@ class CopyComparison:
         if not any(came.values()):
             return
         seqs: dict[int, int] = {}
-        for name, wanted in owed.items():
-            _check(name, turn, came[name], owed=tuple(sorted(wanted)))
-            seqs |= wanted
+        for name, expected in owed.items():
+            _check(name, turn, came[name], owed=tuple(sorted(expected)))
+            seqs |= expected
         for unit, seq in seqs.items():
             self._compare(unit, turn.first_step + seq - turn.first_seq + 1, came)
 

@@ -84,13 +84,15 @@ def _can_be_called(host: str) -> bool:
     return not (address.is_multicast or address.is_unspecified or address.is_reserved)
 
 
-def choose(found: Iterable[Announcement], *, authorities: Sequence[str], what: str, looked_s: float = LOOK_S) -> str:
+def choose(
+    announcements: Iterable[Announcement], *, authorities: Sequence[str], what: str, looked_s: float = LOOK_S
+) -> str:
     """Return the address of the coordinator that a node joins without one.
 
     ``authorities`` are the SHA-256, hex, of those that the node's token or certificate (``what``, for messages) trusts;
     none = it has neither.
     """
-    listed = sorted(set(found), key=lambda announcement: (announcement.address, announcement.name))
+    listed = sorted(set(announcements), key=lambda announcement: (announcement.address, announcement.name))
     if not listed:
         raise ConnectionFailedError(
             f"no coordinator was found on this network within {looked_s:g} s; give --coordinator HOST:PORT. One is "

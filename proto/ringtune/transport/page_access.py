@@ -13,6 +13,7 @@ import hashlib
 import hmac
 import ipaddress
 import os
+import re
 import secrets
 import stat
 from dataclasses import dataclass, field
@@ -66,7 +67,7 @@ class Guard:
 
     def refuse_host(self, host: str | None) -> Refusal | None:
         """Refuse a request with a foreign name in the header ``Host``, if the page is on loopback; None = accepted."""
-        if not self.is_local or _is_local_name(_without_port(host or "")):
+        if not self.is_local or _is_local_host(host or ""):
             return None
         return Refusal(421, "this page is for this machine only: open it by 127.0.0.1 or localhost")
 
@@ -102,17 +103,19 @@ _WRONG: Final = Refusal(
 )
 
 
-def _without_port(host: str) -> str:
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0]
+_HOST: Final = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<name>[0-9A-Za-z.-]+))(?::[0-9]{1,5})?")
+"""The header ``Host``: an IPv6 address in brackets, or a name or IPv4 address; then a port or nothing."""
 
 
-def _is_local_name(host: str) -> bool:
-    if host.lower().rstrip(".") in LOCAL_NAMES:
+def _is_local_host(header: str) -> bool:
+    parts = _HOST.fullmatch(header)
+    if parts is None:
+        return False
+    six, name = parts["six"], parts["name"]
+    if name and name.lower().removesuffix(".") in LOCAL_NAMES:
         return True
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return (ipaddress.IPv6Address(six) if six else ipaddress.IPv4Address(name)).is_loopback
     except ValueError:
         return False
 

@@ -183,13 +183,6 @@ def test_full_is_forward_only_where_a_block_does_not_train() -> None:
     assert (done["b"].full, done["b"].forward_only, done["b"].skipped) == (2, 2, 4)
 
 
-def test_messages_are_those_of_the_way() -> None:
-    """All full: to b and back, and the gradient as well; where b is passed by nothing travels."""
-    plan, item = planned("1111", "1133")
-    table, full = (total(done_of(each, item).values()).sent_bytes for each in (plan, all_full(plan)))
-    assert (table, full) == (2 * 4, 4 * 4)
-
-
 def test_seconds_and_bytes_follow_the_profile() -> None:
     """Half of the micro-batches are half of the work; a message has its mean length."""
     plan, item = planned("1111", "3333")
@@ -197,9 +190,3 @@ def test_seconds_and_bytes_follow_the_profile() -> None:
     table, full = (total(done_of(each, item, costs).values()) for each in (plan, all_full(plan)))
     assert table.work_s == pytest.approx(full.work_s / 2)
     assert 0 < table.sent_bytes == pytest.approx(full.sent_bytes / 2)
-
-
-def test_all_full_has_neither_tables_nor_a_choice() -> None:
-    """It is what is compared with."""
-    plan, _ = planned("1111", "3333")
-    assert all_full(plan).course == dataclasses.replace(plan.course, operations=None)

@@ -12,7 +12,7 @@ import pytest
 from ringtune.costs.action_costs import CourseCosts
 from ringtune.costs.calibration import MIN_TIMES, LinkMonitor, RecordedProfile
 from ringtune.costs.links import KEPT_SAMPLES
-from ringtune.costs.profile import PART_OF, WHOLE_WORKS, LinkFacts, NodeFacts, Profile, Work, WorkTable, WorkTime
+from ringtune.costs.profile import PART_OF, WHOLE_WORKS, LinkFacts, NodeFacts, Profile, Work, WorkTime
 from ringtune.models.kept_inputs import KeptInput
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.course import Generation
@@ -117,14 +117,6 @@ def test_recorded_profile_predicts_every_action_of_the_run(seed: int, plan: Plan
     assert predictions(plan, found, recorded) == pytest.approx([seconds for *_, seconds in recorded], rel=1e-6)
 
 
-@cases("seed", range(2))
-def test_recorded_profile_predicts_a_run_whose_lowest_blocks_are_other_than_measured(seed: int) -> None:
-    """What is not mixed decides, so a wrong ratio does no harm where a node has both kinds of ranges."""
-    recorded = virtual_run(PLAN, made_up(seed, lowest=0.9))
-    found = corrected(PLAN, made_up(seed + 100, lowest=0.5), recorded)
-    assert predictions(PLAN, found, recorded) == pytest.approx([seconds for *_, seconds in recorded], rel=1e-6)
-
-
 @cases("again", [((0, 6),), ((1, 3), (4, 5))])
 def test_recorded_profile_predicts_a_run_whose_blocks_run_again(again: tuple[tuple[int, int], ...]) -> None:
     """Forwards without graph are known by themselves; the rest stands to each other as it was measured."""
@@ -169,21 +161,6 @@ def own_weights(facts: NodeFacts) -> NodeFacts:
     inputs = (KeptInput(layers=("up",), width=32), KeptInput(layers=("down",), width=128))
     model = dataclasses.replace(facts.model, kept_inputs=inputs, hidden_size=32, intermediate_size=128)
     return dataclasses.replace(facts, model=model)
-
-
-def test_recorded_profile_marks_what_is_recorded_by_its_samples() -> None:
-    """The point at the run's own size has the number of actions; the measured ones keep theirs and move with it."""
-    true, prior = made_up(1), made_up(2)
-    recorded = virtual_run(PLAN, true)
-    found = corrected(PLAN, prior, recorded).by_name["b"]
-    frees = [action for name, action, _ in recorded if name == "b" and action.op is Op.FORWARD_FREE]
-    points = [entry for entry in found.work_times if entry.work == Work.FORWARD]
-    assert [(entry.rows, entry.tokens, entry.samples) for entry in points][:2] == [(4, 16, 3), (4, 8, 3)]
-    assert points[2].samples == len(frees) and points[2].rows == 4
-    wanted = WorkTable(true.by_name["b"].work_times, where="b")
-    assert points[0].median_s == pytest.approx(wanted.seconds(Work.FORWARD, 64))
-    assert found.block_forward_s == pytest.approx(wanted.seconds(Work.FORWARD, 64))
-    assert found.block_backward_s == pytest.approx(wanted.seconds(Work.BACKWARD, 64))
 
 
 @cases(

@@ -102,11 +102,6 @@ def test_merged_adapters_are_in_a_file_of_their_host(manner: HelperSettings, set
     assert disk_needs(of.course, Share.of(of, "z"), sizes).total_bytes == 0
 
 
-def test_shards_of_adapters_are_not_counted() -> None:
-    """They are some megabytes."""
-    assert needs(make_plan([("a", 0, 4)], ["a"], num_steps=8, checkpoint_every=2), "a") == parts()
-
-
 @cases(
     ("manner", "sets", "hosted", "sums"),
     [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable
 
 import pytest
 
@@ -12,7 +11,6 @@ from ringtune.costs.measurement import (
     SKIPPED_ITEMS,
     Size,
     hidden_bytes,
-    job_shape,
     link_rounds,
     numeric_class,
     refuse_differing_copies,
@@ -21,13 +19,12 @@ from ringtune.costs.measurement import (
     rehearsed,
     timed_sizes,
 )
-from ringtune.costs.profile import NodeFacts, Profile, TimedShape, Work, WorkTable, WorkTime
+from ringtune.costs.profile import NodeFacts, Work, WorkTable
 from ringtune.errors import PlanError
 from ringtune.job.job import Job, Model, Privacy, Train, Unfreeze, parse_job
 from ringtune.schedule.methods import Everything, Hift, Method, method_names
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.versions import depth
-from ringtune.techniques.operations import OperationsSettings
 from tests.support.cases import cases
 from tests.support.fake_agents import MODEL
 from tests.support.moves import slices_of
@@ -99,50 +96,9 @@ def test_rehearsed_corrects_nodes_that_hosted_nothing_as_the_others() -> None:
     assert found.nodes[2].block_forward_s == pytest.approx(2.5 * c.block_forward_s)
 
 
-def test_rehearsed_looks_up_each_node_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not once for each work of each node: a table sorts all points."""
-    before = profile_of(PLAN)
-    made: list[str] = []
-
-    def table(points: Iterable[WorkTime], *, where: str) -> WorkTable:
-        made.append(where)
-        return WorkTable(points, where=where)
-
-    monkeypatch.setattr("ringtune.costs.measurement.WorkTable", table)
-    rehearsed(before, dataclasses.replace(before, nodes=tuple(slower(node, 2.0) for node in before.nodes)))
-    assert made == ["node a", "node b", "node c"]
-
-
-def test_rehearsed_leaves_a_profile_that_nothing_corrected() -> None:
-    """A rehearsal that recorded too little changes nothing."""
-    before: Profile = profile_of(PLAN)
-    assert rehearsed(before, before) == before
-
-
-def test_rehearsal_runs_whole_blocks() -> None:
-    """No scores are gathered for a run that is thrown away; times of parts follow those of whole blocks."""
-    operations = OperationsSettings(policy="two-stage", compute=0.6, heads=2, refresh_rounds=3)
-    job = Job(model=Model(path="m"), train=Train(rounds=50, microbatches=5, batch_size=5), operations=operations)
-    assert rehearsal_of(job, 4).operations == OperationsSettings()
-
-
 JOB = parse_job('[model]\npath = "m"\n', source="test").with_overrides(
     {"train.batch_size": 10, "train.microbatches": 4, "train.max_length": 64, "wire.dtype": "bfloat16"}
 )
-
-
-def test_job_shape_has_what_changes_the_timings() -> None:
-    """The largest micro-batch of 10 rows in 4 parts has 3."""
-    assert job_shape(JOB) == TimedShape(
-        rows=3,
-        tokens=64,
-        task="sequence-classification",
-        adapter="seq_bn",
-        dtype="float32",
-        wire_dtype="bfloat16",
-        optimizer="adamw",
-        dropout=0.0,
-    )
 
 
 def test_timed_sizes_halve_the_length_or_for_images_the_rows() -> None:

@@ -43,7 +43,6 @@ from tests.support.plans import changed, make_method, make_plan, random_plan
 from tests.support.profiles import node as node_facts
 
 MODEL = small_model()
-TENSOR = 2 * 16 * 32 * 4  # rows of a micro-batch x tokens x width x bytes
 MIB = 2**20
 
 
@@ -72,13 +71,6 @@ def test_memory_of_a_run_that_decides_is_that_of_the_deepest_it_can_reach() -> N
         auto = make_plan(slices, owners, num_steps=num_steps, unfreeze="auto", patience_steps=2)
         at = make_plan(slices, owners, num_steps=num_steps, unfreeze="at", unfreeze_at=steps)
         assert [_memory(auto, node) for node in auto.nodes] == [_memory(at, node) for node in at.nodes]
-
-
-def test_memory_total_is_the_sum_and_prints_its_parts() -> None:
-    """A capacity error shows where the bytes are."""
-    estimate = MemoryEstimate((Term("weights", "frozen block", 3, MIB), Term("head", "head", 1, MIB)))
-    assert estimate.total_bytes == 4 * MIB
-    assert str(estimate) == "4.0 MiB (weights 3.0 MiB, head 1.0 MiB)"
 
 
 @cases(("dropout", "measured_bytes"), [(0.0, 37.3 * MIB), (0.1, 75.2 * MIB)])
@@ -251,12 +243,6 @@ def test_images_have_no_tokens_and_count_as_they_are_unpacked(tmp_path: Path) ->
     assert path.stat().st_size < TEXT_BYTES / 10
     assert data_bytes(images, (path,), num_owners=1, rows=7, max_length=50) == TEXT_BYTES + 7 * ROW_BYTES
     assert held_bytes(tmp_path) == 0
-
-
-def test_files_that_can_not_be_read_count_nothing(tmp_path: Path) -> None:
-    """Whoever reads the rows says what is wrong with them."""
-    (tmp_path / "bad.npz").write_text("no archive")
-    assert [held_bytes(tmp_path / name) for name in ("bad.npz", "none.csv")] == [0, 0]
 
 
 @cases(("budget", "has_room"), [(60 + 40 + 2 * 40, True), (60 + 40 + 2 * 40 - 1, False)])

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from ringtune.costs.memory_estimate import node_memory
-from ringtune.costs.model_facts import check_job, computed_token_bytes, model_facts, own_weights
+from ringtune.costs.model_facts import check_job, computed_token_bytes, model_facts
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import IntegrityError, JobError, ModelError
 from ringtune.job.job import Job, Model, job_of_user
-from ringtune.models.families import DESCRIBED, FAMILIES
-from ringtune.models.family import CAUSAL_LM, Family
-from ringtune.models.result_files import RESULT_FILES, adapter_result, block_of, model_result, result_files
+from ringtune.models.families import FAMILIES
+from ringtune.models.family import CAUSAL_LM
+from ringtune.models.result_files import adapter_result, model_result
 from tests.support.cases import cases
 from tests.support.model_folder import BLOCK_WEIGHTS, CONFIG, OWNER_WEIGHTS, bert_shapes, safetensors_bytes, write_model
 from tests.support.plans import make_plan
@@ -34,27 +34,6 @@ LLAMA: dict[str, Any] = {
     "vocab_size": 20,
     "max_position_embeddings": 32,
 }
-
-
-def test_model_facts_count_weights_by_hand(tmp_path: Path) -> None:
-    """Every size of the tiny model, in float32."""
-    facts = model_facts(write_model(tmp_path), JOB)
-    assert (facts.model_type, facts.num_blocks, facts.hidden_size, facts.intermediate_size) == ("bert", 3, 8, 16)
-    assert (facts.num_heads, facts.vocab_size) == (2, 20)
-    assert facts.block_bytes == 4 * BLOCK_WEIGHTS
-    assert facts.embedding_bytes == 4 * OWNER_WEIGHTS
-    assert facts.head_bytes == 4 * (8 * 8 + 8)
-    assert facts.head_class_bytes == 4 * 9
-    assert facts.adapter_block_bytes == 4 * (2 * 8 + 1 + 8)
-
-
-def test_model_facts_part_a_block_where_its_own_weights_train(tmp_path: Path) -> None:
-    """Of a block stay frozen two norms and the biases of both ways out; nothing is counted twice."""
-    folder = write_model(tmp_path)
-    plain, own = model_facts(folder, JOB), model_facts(folder, JOB.with_overrides({"adapter.config": "full"}))
-    assert own.block_bytes == 4 * (2 * 2 * 8 + 2 * 8)
-    assert own.adapter_block_bytes == 4 * BLOCK_WEIGHTS - own.block_bytes
-    assert own.digest == plain.digest
 
 
 def test_memory_of_own_weights_is_weights_gradients_and_moments(tmp_path: Path) -> None:
@@ -195,15 +174,6 @@ def test_check_job_lists_what_is_supported(model_type: str, task: str, families:
     assert families in str(caught.value)
 
 
-def test_check_job_ignores_the_longest_text_for_images() -> None:
-    """An image can't be cut as a text can: the model says how many tokens it has, here 197."""
-    family = FAMILIES["vit"]
-    config = {"model_type": "vit", **{key: spec.default for key, spec in family.config_keys.items()}}
-    job = SHORT.with_overrides({"model.task": "image-classification"})
-    for length in (3, 197, 1_048_576):
-        check_job(job.with_overrides({"train.max_length": length}), config)
-
-
 def test_model_facts_of_full_parameters_count_each_tensor_in_its_unit(tmp_path: Path) -> None:
     """All of a block trains, all of the embedding; a new head is that of any job, and nothing is frozen."""
     folder = write_model(tmp_path)
@@ -251,60 +221,6 @@ def test_model_facts_have_the_sizes_of_the_adapters_that_users_chose(tmp_path: P
     assert NodeFacts.from_message(json.loads(json.dumps(facts_of_node.to_message()))) == facts_of_node
 
 
-def config_of(family: Family, **values: object) -> dict[str, object]:
-    """The family's defaults."""
-    return {
-        "model_type": family.model_type,
-        **{key: spec.default for key, spec in family.config_keys.items()},
-        **values,
-    }
-
-
-@cases("name", DESCRIBED)
-def test_own_weights_leave_norms_and_shared_biases_out(name: str) -> None:
-    """What is left of a block are vectors of the hidden width: norms, and the biases of both ways out."""
-    family = FAMILIES[name]
-    config = config_of(family)
-    own, block = own_weights(family, config), family.block_shapes(config)
-    left = {name: shape for name, shape in block.items() if name not in own}
-    hidden = {name: shape for name, shape in left.items() if not name.endswith(("q_norm.weight", "k_norm.weight"))}
-    assert all(shape == (family.dimensions(config).hidden,) for shape in hidden.values())
-    assert all(name.endswith(("weight", "bias")) for name in own)
-    matrices = {name for name, shape in block.items() if len(shape) == 2}
-    assert matrices <= own.keys()
-
-
-@cases(
-    ("name", "values", "biases"),
-    [
-        ("vit", {"qkv_bias": False}, {"intermediate.dense.bias"}),
-        ("llama", {}, set()),
-        (
-            "llama",
-            {"attention_bias": True, "mlp_bias": True},
-            {f"{part}_proj.bias" for part in ("self_attn.q", "self_attn.k", "self_attn.v", "mlp.gate", "mlp.up")},
-        ),
-    ],
-)
-def test_own_weights_have_the_biases_of_the_config(name: str, values: dict[str, object], biases: set[str]) -> None:
-    """Some models have no biases, or only some."""
-    found = own_weights(FAMILIES[name], config_of(FAMILIES[name], **values))
-    assert {name for name in found if name.endswith(".bias")} == biases
-
-
-def test_result_files_of_own_weights_have_no_adapter() -> None:
-    """Blocks take the place of the adapter; the head's files are there where a head trains."""
-    head = {"head_config.json", "model_head.safetensors"}
-    assert set(result_files("sequence-classification", "full")) == {"blocks.safetensors", *head}
-    assert result_files("causal-lm", "full") == ("blocks.safetensors",)
-    assert set(result_files("question-answering", "lora")) == {"adapter.safetensors", "adapter_config.json", *head}
-    assert set(result_files("causal-lm", "lora")) == {"adapter.safetensors", "adapter_config.json"}
-    assert set(result_files("causal-lm", "mlp[hidden=4]")) == {"adapter.safetensors", "adapter.json"}
-    assert set(result_files("question-answering", "linear")) == {"adapter.safetensors", "adapter.json", *head}
-    any_run = {"blocks.safetensors", "adapter.safetensors", "adapter_config.json", "adapter.json", *head}
-    assert any_run == set(RESULT_FILES)
-
-
 def test_result_of_full_parameters_is_a_whole_model(tmp_path: Path) -> None:
     """Config and weights have to be there; an index stands for weights in several files; a node needs weights only."""
     result = model_result()
@@ -316,15 +232,3 @@ def test_result_of_full_parameters_is_a_whole_model(tmp_path: Path) -> None:
     assert result.missing_in(tmp_path) == ""
     adapter = adapter_result("sequence-classification", "lora")
     assert (adapter.folder, adapter.is_model, adapter.loaded) == ("adapter", False, adapter.files)
-
-
-@cases("family", DESCRIBED.values())
-def test_block_of_a_tensor_is_read_from_its_name(family: Family) -> None:
-    """In every family; a layer of a head is no block."""
-    start = family.prefix + family.block_prefix
-    assert block_of(f"{start}3.output.dense.weight") == block_of(f"{start}3.x") == 3
-    assert [block_of(name) for name in (f"{start}x.w", f"{family.prefix}embeddings.1.w", "heads.ringtune.1.w")] == [
-        None,
-        None,
-        None,
-    ]

@@ -178,23 +178,11 @@ def test_offload_moves_gradients_of_weights_from_the_host_to_the_helper() -> Non
     assert seconds(found, "a", Op.UPDATE, 0, 2) == 0.0
 
 
-def test_costs_of_a_plan_are_with_its_optimizer() -> None:
-    """The head is handed over with its moments."""
-    assert (
-        CourseCosts.of(PLAN, profile(PLAN)).head_bytes > CourseCosts.of(PLAN, profile(PLAN), optimizer="sgd").head_bytes
-    )
-
-
 def test_costs_of_a_plan_name_a_helper_that_was_not_measured() -> None:
     """A node that only helps has to be in the profile as well."""
     few = Profile(nodes=tuple(each for each in profile(PLAN).nodes if each.node != "z"))
     with pytest.raises(PlanError, match="the profile lacks node z; measure anew"):
         CourseCosts.of(PLAN, few)
-
-
-def test_offload_takes_a_measured_fit_where_there_is_one() -> None:
-    """The estimate by multiplications is for nodes that nobody measured."""
-    assert seconds(costs(fit_s=0.7), "z", Op.FIT, 0, 2) == pytest.approx(2 * 0.7)
 
 
 def test_offload_parcels_take_bytes_of_their_blocks() -> None:

@@ -105,14 +105,6 @@ def test_given_tables_keep_the_most_of_all() -> None:
     assert found == SavedGraphs((2,) * 4, (2.0,) * 4, (2, 0, 2, 0))
 
 
-def test_graphs_of_a_table_are_less_than_whole_ones() -> None:
-    """Blocks 0 and 1 keep half of their subnets for both micro-batches, 2 and 3 nothing."""
-    subnets = (4 * 32 + 4 * 32) * 4 * TOKENS
-    found = terms(estimate(with_rows(*(("13133333",) * 2,) * 2, subnets=2)))
-    assert found["block's graph of a micro-batch, without its subnets"] == 2 * 2 * (GRAPH - subnets)
-    assert found["all blocks' active subnets in the graphs of an item"] == 2 * 2 * subnets // 2
-
-
 def test_all_full_tables_keep_what_no_tables_keep() -> None:
     """The same bytes, whatever the number of subnets."""
     for subnets in (1, 4):

@@ -116,11 +116,6 @@ def test_blocks_that_run_again_are_no_slower_backwards() -> None:
         assert seconds(now, node) == pytest.approx(seconds(before, node))
 
 
-def test_plan_of_the_test_is_one_that_may_move() -> None:
-    """It has train turns enough, and evaluations between them."""
-    assert isinstance(PLAN, Plan) and {turn.kind for turn in TURNS} == {StepKind.TRAIN, StepKind.EVALUATE}
-
-
 def test_profile_has_the_newest_rate_of_a_link_that_has_changed() -> None:
     """And what the whole run showed of the others."""
     profile = profile_of(PLAN, links=all_pairs(PLAN.nodes, 1e6, 1e-3))

@@ -8,8 +8,7 @@ import json
 import pytest
 
 from ringtune.costs.action_costs import NodeCosts
-from ringtune.costs.profile import NodeFacts, Work, WorkTime
-from ringtune.errors import InvalidInputError
+from ringtune.costs.profile import NodeFacts, Work
 from ringtune.schedule.actions import Op
 from ringtune.schedule.turns import StepKind
 from tests.support.cases import cases
@@ -82,13 +81,6 @@ def test_scores_take_the_gradients_of_frozen_weights_too() -> None:
     for trained in (scored("full", Op.BACKWARD), scored("seq_bn", Op.BACKWARD, scores_adapters=True)):
         assert trained == pytest.approx(3.5 + 5.0)
     assert scored("seq_bn", Op.FORWARD) == pytest.approx(3.0 + 4.0)
-
-
-@cases(("work", "share"), [("forward", 0.5), ("forward_part", 1.0), ("forward_part", 0.0)])
-def test_only_the_works_of_a_part_have_a_share(work: str, share: float) -> None:
-    """A half of a block under the name of the whole would halve every prediction."""
-    with pytest.raises(InvalidInputError, match=rf"{work}.share is {share}"):
-        WorkTime(work=work, rows=1, tokens=1, median_s=1, low_s=1, high_s=1, samples=3, share=share)
 
 
 def test_a_profile_keeps_parts_and_reads_points_without_a_share() -> None:

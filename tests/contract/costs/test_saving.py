@@ -7,7 +7,6 @@ import dataclasses
 from ringtune.costs.memory_estimate import memory_estimate
 from ringtune.costs.memory_sizes import MemorySettings, Sizes
 from ringtune.costs.memory_terms import Share
-from ringtune.costs.model_facts import dropout_token_bytes, estimate_activation_token_bytes
 from ringtune.models.kept_inputs import KeptInput
 from ringtune.schedule import operation_tables
 from ringtune.schedule.course import Course
@@ -71,11 +70,6 @@ def test_blocks_that_run_again_keep_the_masks_of_their_dropout() -> None:
     assert terms(PLAN.course, dropout=0.1) == terms(PLAN.course)
 
 
-def test_blocks_of_other_nodes_that_run_again_count_nothing() -> None:
-    """A placement's ranges are of the whole ring; a node counts its own blocks."""
-    assert terms(PLAN.course, (2, 4), stop=2) == terms(PLAN.course, stop=2)
-
-
 def test_random_vectors_keep_a_projection_for_each_layer() -> None:
     """Three layers read one tensor: 24 numbers in place of its 32 values."""
     course = velora((0, 4))
@@ -100,18 +94,6 @@ def test_each_of_unlike_blocks_saves_what_it_reads() -> None:
     course = dataclasses.replace(velora((0, 4)), method=Hift(group_size=6))
     found = terms(course, unlike=unlike)
     assert found["graph of a block that trains, with projections"] == 4 * 2 * (GRAPH - SAVED // 2)
-
-
-def test_dropout_adds_more_than_either_policy_saves_of_a_frozen_base() -> None:
-    """Without dropout the attention kernel is fused; MiniLM at 128 tokens keeps less than half then."""
-    facts = dataclasses.replace(
-        node(PLAN, "a").model, hidden_size=384, intermediate_size=1536, num_heads=12, inner_kept=1
-    )
-    without, with_dropout = (
-        estimate_activation_token_bytes(facts, tokens=128, dropout=dropout) for dropout in (0.0, 0.1)
-    )
-    assert with_dropout - without == dropout_token_bytes(facts, tokens=128) == 4 * (2 * 384 + 3 * 12 * 128)
-    assert with_dropout > 1.9 * without
 
 
 @cases(("blocks", "stop"), [((0, 2), 2), ((2, 4), 4)])

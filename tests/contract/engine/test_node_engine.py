@@ -6,7 +6,7 @@ import pytest
 
 from ringtune.engine import events as ev
 from ringtune.engine.node_engine import NodeEngine
-from ringtune.errors import FrameError, PlanError
+from ringtune.errors import FrameError
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn, turn_sequence
@@ -77,12 +77,6 @@ def test_engine_gradient_before_its_hidden_state_is_an_error_that_names_its_send
         driver.tell(last)
 
 
-def test_engine_unknown_node_is_refused() -> None:
-    """The error lists the nodes of the plan."""
-    with pytest.raises(PlanError, match="'x' is not in the plan, which has a, b, c"):
-        NodeEngine(host_plan(), "x")
-
-
 def test_engine_item_without_update_waits_until_the_one_before_has_freed_its_graphs() -> None:
     """No version holds it back, as scores change no weight; the memory of a host is planned for the graphs of one."""
     driver = EngineDriver(host_plan(), "b", grant=0)
@@ -106,50 +100,6 @@ def test_engine_out_of_order_arrival_waits_for_the_older_micro_batch() -> None:
     assert driver.running is not None and driver.running.seq == 0
 
 
-def test_engine_credit_is_returned_when_the_tensor_is_used() -> None:
-    """A hidden state that waits for its turn still counts as in the inbox."""
-    driver = EngineDriver(host_plan(), "b")
-    driver.arrive(HIDDEN, 0, 0, 2, "a")
-    assert [type(c).__name__ for c in driver.arrive(HIDDEN, 1, 0, 2, "a")] == []
-    assert ev.Accept(TensorKey(HIDDEN, 1, 0, 2), "a") in driver.done() + driver.done() + driver.log
-
-
-def test_engine_owner_embeds_only_as_far_as_its_credits() -> None:
-    """Without credits back from the first host, an owner stops after ``credits`` micro-batches."""
-    plan = make_plan(
-        [("a", 0, 4)], ["c"], num_steps=6, local_iterations=6, microbatches=1, credits_per_channel=3, eval_rows=0
-    )
-    driver = EngineDriver(plan, "c")
-    for _ in range(3):
-        driver.step(Op.EMBED, -1, 0)
-    assert driver.running is None
-    driver.tell(ev.CreditArrived(0, "a"))
-    # the limit of embeddings in flight (credits x segments) holds it back until a head is done
-    assert driver.running is None
-    driver.arrive(HIDDEN, 0, 0, 4, "a")
-    assert driver.running is not None and driver.running.op is Op.HEAD
-    driver.done(loss_sum=1.0, count=4.0)
-    driver.step(Op.UPDATE, 4, 5)
-    driver.step(Op.EMBED, -1, 0)
-
-
-def test_engine_owner_reports_a_step_after_the_head_is_updated() -> None:
-    """Numbers of the micro-batches are summed; the report comes once."""
-    plan = make_plan([("a", 0, 4)], ["c"], num_steps=1, microbatches=2, eval_rows=0)
-    driver = EngineDriver(plan, "c")
-    driver.step(Op.EMBED, -1, 0)
-    driver.step(Op.EMBED, -1, 0)
-    for micro in range(2):
-        driver.arrive(HIDDEN, 0, micro, 4, "a")
-        driver.done(loss_sum=1.5, count=2.0)
-    driver.step(Op.UPDATE, 4, 5)
-    reports = [command for command in driver.log if isinstance(command, ev.ReportStep)]
-    assert reports == [ev.ReportStep(0, 0, "train", (("count", 4.0), ("loss_sum", 3.0)))]
-    assert driver.log.index(reports[0]) > max(
-        index for index, command in enumerate(driver.log) if isinstance(command, ev.RunAction)
-    )
-
-
 def test_engine_credits_that_it_does_not_lack_put_no_deadline_off() -> None:
     """A peer that returns more of them than it got hidden states is awaited no longer than a silent one."""
     plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["c"], method="all", num_steps=1, microbatches=1, eval_rows=0)
@@ -167,18 +117,6 @@ def test_engine_credits_that_it_does_not_lack_put_no_deadline_off() -> None:
     assert [command.error for command in found if isinstance(command, ev.Fail)] == ["DeadlineError"]
     awaited = driver.engine.awaited()
     assert awaited is not None and awaited.peer == "b"
-
-
-def test_engine_head_is_handed_over_after_the_last_update_of_the_turn() -> None:
-    """The next initiator gets the head once, with the version that its first step needs."""
-    plan = make_plan([("a", 0, 4)], ["c", "d"], num_steps=2, local_iterations=1, microbatches=1, eval_rows=0)
-    driver = EngineDriver(plan, "c")
-    driver.step(Op.EMBED, -1, 0)
-    driver.arrive(HIDDEN, 0, 0, 4, "a")
-    driver.done(loss_sum=0.0, count=4.0)
-    assert not any(isinstance(command, ev.SendHead) for command in driver.log)
-    driver.step(Op.UPDATE, 4, 5)
-    assert [command for command in driver.log if isinstance(command, ev.SendHead)] == [ev.SendHead(1, "d")]
 
 
 def test_engine_head_that_was_passed_on_is_not_used_for_a_later_turn() -> None:
@@ -224,14 +162,6 @@ def test_engine_repeated_grant_changes_nothing() -> None:
     plan = host_plan()
     driver = EngineDriver(plan, "b")
     assert driver.tell(ev.TurnGranted(next(turn_sequence(plan.course)))) == []
-
-
-def test_engine_wrong_completion_is_refused() -> None:
-    """A driver that ends another action than the one under way is told so."""
-    driver = EngineDriver(host_plan(), "b")
-    driver.arrive(HIDDEN, 0, 0, 2, "a")
-    with pytest.raises(PlanError, match="is under way"):
-        driver.tell(ev.ActionDone(Action(Op.HEAD, 5, 0)))
 
 
 @pytest.mark.promise("6 every wait ends")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ringtune.engine.failure_texts import diverged
-from ringtune.engine.paths import Channel, Credits, Path, Place
+from ringtune.engine.paths import Channel, Credits, Path, PathAction
 from ringtune.schedule.actions import Leg, Op, Payload
 from ringtune.schedule.batches import BatchStream
 from ringtune.schedule.turns import StepKind, items, rows_of, turn_sequence
@@ -37,7 +37,7 @@ def test_credits_are_not_needed_without_a_channel() -> None:
         Leg(Op.BACKWARD, 1, 4),
     )
     found: dict[Op, Channel | None] = {}
-    place: Place | None = Path(legs, 1, room).first
+    place: PathAction | None = Path(legs, 1, room).first
     while place is not None:
         found[place.op] = place.credit
         place = place.next

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -33,19 +32,13 @@ from ringtune.job.job import (
 )
 from ringtune.models.family import CLASS_TASKS
 from ringtune.schedule.course import WIRE_DTYPES
-from ringtune.schedule.methods import Everything, RingAda, method_names
+from ringtune.schedule.methods import RingAda, method_names
 from ringtune.schedule.methods.base import Patience
 from ringtune.schedule.methods.hift import ALWAYS, ORDERS, STATES
 from ringtune.techniques.full_parameters import MAX_UNITS, HiftSettings
 from tests.support.cases import cases
 
 JOB = Job(model=Model(path="models/tiny"))
-
-
-def test_job_toml_names_max_steps_alone_when_that_is_the_length() -> None:
-    """Rounds and max_steps never stand side by side."""
-    text = dataclasses.replace(JOB, train=Train(max_steps=7)).to_toml()
-    assert "\nmax_steps = 7\n" in text and "\nrounds = " not in text
 
 
 # TOML has no lone surrogates; everything else a text may hold has to come back.
@@ -136,34 +129,6 @@ def test_job_survives_toml(job: Job) -> None:
     assert parse_job(job.to_toml(), source="job") == job
 
 
-BAD: list[tuple[type[Any], dict[str, Any], str]] = [
-    (Model, {"path": " "}, "model.path is empty; give it a value"),
-    (Data, {"text": "x", "label": "x"}, "data.text and data.label are both column 'x'; they have to differ"),
-    (Data, {"text": ""}, "data.text is empty"),
-    (Data, {"labels": ("a", "a")}, "data.labels has to be two or more distinct names, not ['a', 'a']"),
-    (Data, {"labels": ("a",)}, "data.labels has to be two or more distinct names, not ['a']"),
-    (Data, {"split": "dirichlet"}, "data.split is 'dirichlet', it has to be 'iid' or 'dirichlet:ALPHA'"),
-    (Data, {"split": "dirichlet:0"}, "with ALPHA above 0"),
-    (Data, {"split": "dirichlet:nan"}, "with ALPHA above 0"),
-    (Data, {"split": "dirichlet:inf"}, "with ALPHA above 0"),
-    (Adapter, {"config": "seq_bm"}, "adapter.config 'seq_bm' is not known; did you mean 'seq_bn'?"),
-    (Train, {"optimizer": "momentum", "momentum": 0.0}, "without any use 'sgd'"),
-    (Train, {"momentum": 0.9}, "train.momentum = 0.9 has no meaning for train.optimizer = 'adamw'; remove it"),
-    (Train, {"microbatches": 17}, "train.microbatches = 17 is more than train.batch_size = 16; lower microbatches"),
-    (Train, {"batch_size": 1 << 31, "microbatches": 65_537}, "microbatches is 65537, it has to be at most 65,536"),
-    (Train, {"epochs": 1.0, "max_steps": 3}, "train.epochs = 1.0 and train.max_steps = 3 both set the length"),
-    (Unfreeze, {"at": (3, 2)}, "unfreeze.at is [3, 2], it has to be above 0 and strictly increasing"),
-]
-
-
-@cases(("cls", "values", "message"), BAD)
-def test_job_section_refuses_values_out_of_range(cls: type[Any], values: dict[str, Any], message: str) -> None:
-    """Each section checks itself, also when code builds it; the message has key, value and bound."""
-    with pytest.raises(JobError) as caught:
-        cls(**values)
-    assert message in str(caught.value)
-
-
 def test_train_num_steps_counts_all_owners_turns() -> None:
     """Rounds are per owner; max_steps is for the whole run."""
     lengths = (Train(rounds=3, local_iterations=10), Train(max_steps=7))
@@ -238,12 +203,6 @@ def test_job_with_another_method_leaves_the_settings_of_its_own_behind(method: s
         assert "[unfreeze]" not in other.to_toml()
         assert other.with_overrides({"train.method": "ringada"}) == JOB
         assert job.with_overrides({"train.method": "ringada"}) == job
-
-
-def test_job_method_has_the_settings_of_the_job() -> None:
-    """A value for the course; methods without settings are their name."""
-    assert JOB.with_overrides({"unfreeze.every_steps": 7}).method == RingAda(every_steps=7)
-    assert JOB.with_overrides({"train.method": "all"}).method == Everything()
 
 
 @cases(
@@ -456,17 +415,6 @@ def test_kinds_are_in_the_order_of_users_after_the_jobs_own() -> None:
         (2, "mlp[hidden=8]", ("carl",)),
     ]
     assert [kind.prefix for kind in kinds] == ["", "1/", "2/"]
-
-
-def test_jobs_own_kind_is_there_without_users() -> None:
-    """Head, embedding and blocks are made with it."""
-    kinds = kinds_of(job_with('{ anna = "linear", ben = "linear" }'), ("anna", "ben"))
-    assert [kind.users for kind in kinds] == [(), ("anna", "ben")]
-
-
-def test_where_all_train_the_same_there_is_one_kind() -> None:
-    """Also in a job that names others, where its users are not known."""
-    assert [kind.config for kind in kinds_of(job_with('{ anna = "linear" }'), ())] == ["lora"]
 
 
 def test_job_and_result_of_a_user_have_the_users_adapter() -> None:

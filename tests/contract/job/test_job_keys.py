@@ -13,7 +13,7 @@ from ringtune.errors import JobError
 from ringtune.job.job import Job, section_class
 from ringtune.storage.strict import Bounds, OneOf
 from tests.support.cases import cases
-from tests.support.job_keys import BESIDES, KEYS, Key, refusal
+from tests.support.job_keys import KEYS, Key, refusal
 
 OF_TYPES: Mapping[type, tuple[object, ...]] = {
     bool: (True, False),
@@ -126,11 +126,3 @@ def test_section_checks_itself_when_code_builds_it(name: str) -> None:
         with pytest.raises(JobError) as caught:
             cls(**beside | {field: (value,) if tuple in key.kinds else value})
         assert str(caught.value).startswith(f"{name} {said}")
-
-
-def test_what_stands_beside_a_key_is_a_job_without_it() -> None:
-    """Else the tests above would be of another refusal than that of the value."""
-    for name, others in BESIDES.items():
-        assert KEYS[name]
-        for other, value in others.items():
-            assert refusal(other, value) == "" or "operations" in other, other

@@ -130,9 +130,6 @@ def test_command_whose_result_is_its_output_does_not_end_well_without_it(
         assert found == wanted
 
 
-ROOT = Path(__file__).parents[3]
-
-
 @cases("number", ENDS)
 def test_signals_are_handled_and_their_handlers_given_back(number: signal.Signals) -> None:
     """Also if what is done meanwhile fails."""
@@ -161,13 +158,6 @@ def test_signals_a_hang_up_that_is_ignored_stays_ignored() -> None:
     finally:
         signal.signal(signal.SIGHUP, before)
     assert heard == [signal.SIGINT, signal.SIGTERM]
-
-
-def test_signals_have_their_rule_in_one_place() -> None:
-    """Nobody else asks whether a hang-up is ignored."""
-    folders = ("proto", "coordinator", "edge", "sim")
-    paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
-    assert [path.name for path in paths if "getsignal" in path.read_text(encoding="utf-8")] == ["process.py"]
 
 
 def test_output_that_is_kept_has_nothing_of_processes_below(tmp_path: Path) -> None:

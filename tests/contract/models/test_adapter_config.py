@@ -61,17 +61,6 @@ def test_adapter_block_params_equal_the_library(config: str, params: int) -> Non
     assert adapter_block_params(config, hidden_size=64, widths=WIDTHS, num_blocks=2) == params
 
 
-def test_adapter_block_params_of_a_union_add_up() -> None:
-    """A union has the weights of all its parts."""
-    assert adapter_block_params("par_bn | lora[r=4]", hidden_size=64, widths=WIDTHS, num_blocks=2) == 4192 + 1024
-
-
-def test_adapter_block_params_take_the_largest_block() -> None:
-    """Per-block options: the block with most weights counts."""
-    config = "seq_bn[reduction_factor={'1': 8, 'default': 16}]"
-    assert adapter_block_params(config, hidden_size=64, widths=WIDTHS, num_blocks=2) == 1096
-
-
 @cases("config", ["seq_bn[leave_out=[0,1]]", "loreft|lora[leave_out=[1,0]]"])
 def test_adapter_block_params_refuse_a_method_that_leaves_out_every_block(config: str) -> None:
     """Nothing of it would train; in a longer model it would."""

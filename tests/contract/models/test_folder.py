@@ -369,14 +369,6 @@ def test_hub_id_is_told_from_a_path(text: str, found: HubId | None) -> None:
     assert hub_id(text) == found
 
 
-def test_hub_id_is_written_as_it_is_read() -> None:
-    """The usual revision is left out."""
-    assert [str(hub_id(text)) for text in ("acme/mini-v2@main", "acme/mini-v2@v1")] == [
-        "acme/mini-v2",
-        "acme/mini-v2@v1",
-    ]
-
-
 def test_hub_cache_gives_the_snapshot_that_a_revision_names(tmp_path: Path) -> None:
     """A branch by its file, a commit by itself."""
     first, second = write_cache(tmp_path), write_cache(tmp_path, commit=OTHER, revision="v1")

@@ -12,8 +12,7 @@ from ringtune.models.kept_inputs import (
     trained_layers,
     with_shared_inputs,
 )
-from ringtune.schedule.saved_activations import LAYERS, Velora
-from ringtune.schedule.units import Range
+from ringtune.schedule.saved_activations import LAYERS
 from tests.support.cases import cases
 
 
@@ -75,43 +74,7 @@ def test_adapters_keep_the_inputs_of_their_first_matrices(name: str, adapter: st
     assert all(kept.is_adapter for kept in found.values())
 
 
-def test_two_bottlenecks_are_two_inputs() -> None:
-    """One after the attention, one after the feed-forward part."""
-    assert inputs_of("bert", "double_seq_bn") == 2 * (KeptInput(layers=("adapter_down",), width=768),)
-
-
 ALL_LORA = "lora[attn_matrices=['q','v'], intermediate_lora=True, output_lora=True]"
-FUSED = "lora[attn_matrices=['q','v']]|linear[attn_matrices=['k']]"
-
-
-@cases(
-    ("name", "adapter", "layers", "without", "with_dropout"),
-    [
-        ("bert", "full", "query key value down", (768 - 8) + (3072 - 8), None),
-        ("bert", ALL_LORA, "adapter_down", 2 * (768 - 8) + (3072 - 8), 3 * (768 - 8) + (3072 - 8)),
-        ("bert", ALL_LORA, "adapter_down:down", 3072 - 8, 3072 - 8),
-        ("bert", ALL_LORA, "adapter_down:value", -8, 768 - 8),
-        ("bert", ALL_LORA, "adapter_down:value adapter_down:query", 768 - 8, 2 * (768 - 8)),
-        ("gpt2", ALL_LORA, "adapter_down:value", 768 - 8, 768 - 8),
-        ("gpt2", FUSED, "adapter_down:value", -8, 768 - 8),
-        ("gpt2", FUSED, "adapter_down:value adapter_down:query", -8, 768 - 8),
-        ("gpt2", FUSED, "adapter_down:value adapter_down:key", 768 - 8, 2 * (768 - 8)),
-        ("bert", "linear[attn_matrices=['v']]|lora[attn_matrices=['q']]", "adapter_down:query", -8, 768 - 8),
-        ("bert", "linear[attn_matrices=['v']]|lora[attn_matrices=['q']]", "adapter_down:value", -8, 768 - 8),
-        ("llama", "lora[intermediate_lora=True]", "adapter_down:down", 11008 - 8, 11008 - 8),
-        ("bert", "full", "attention_out", -8, -8),
-        ("electra", "full", "attention_out", 256 - 8, 256 - 8),
-    ],
-)
-def test_values_that_single_layers_save(
-    name: str, adapter: str, layers: str, without: int, with_dropout: int | None
-) -> None:
-    """A tensor is freed when all its readers project it; the dropout of a LoRA gives it a tensor of its own."""
-    inputs = inputs_of(name, adapter)
-    velora = Velora(blocks=(Range(0, 1),), layers=tuple(layers.split()), parts=8)
-    for has_dropout, values in ((False, without), (True, with_dropout)):
-        found = [kept.saved_values(velora, has_dropout=has_dropout) for kept in inputs]
-        assert values is None or sum(found) == values, has_dropout
 
 
 @cases(

@@ -17,13 +17,9 @@ from ringtune.models.weights_by_digest import (
     ModelSource,
     Offers,
     TensorEntry,
-    manifest_from_proto,
-    manifest_to_proto,
     needed_files,
     needed_tensors,
-    pieces_from_proto,
 )
-from ringtune.v1 import weights_pb2
 from tests.support.cases import cases
 from tests.support.model_folder import bert_shapes, safetensors_bytes, write_model
 
@@ -41,19 +37,6 @@ def entry(**changes: Any) -> TensorEntry:
 def manifest_of(folder: Path) -> ModelManifest:
     """What a source says about a folder."""
     return ModelSource(folder).manifest
-
-
-def test_weights_slice_needs_its_blocks_only(tmp_path: Path) -> None:
-    """A host gets the tensors of its blocks and no other; also with a prefix and legacy names in the file."""
-    shapes = {
-        name.replace("LayerNorm.weight", "LayerNorm.gamma"): shape
-        for name, shape in bert_shapes(prefix="bert.").items()
-    }
-    folder = write_model(tmp_path / "m", weights=safetensors_bytes(shapes))
-    found = needed_tensors(
-        manifest_of(folder), read_config(folder), blocks=[1, 1, 2], is_owner=False, with_decoder=False
-    )
-    assert {tensor.name for tensor in found} == {name for name in shapes if ".layer.1." in name or ".layer.2." in name}
 
 
 @cases(("with_unused", "parts"), [(False, ("embeddings.",)), (True, ("embeddings.", "pooler."))])
@@ -142,18 +125,6 @@ def test_weights_manifest_is_checked_as_a_whole() -> None:
             ModelManifest(tensors=tensors, files=files)
 
 
-def test_weights_manifest_survives_its_message(tmp_path: Path) -> None:
-    """And a damaged message is refused."""
-    manifest = manifest_of(write_model(tmp_path / "m"))
-    message = manifest_to_proto(manifest)
-    assert manifest_from_proto(weights_pb2.ManifestReply.FromString(message.SerializeToString())) == manifest
-    message.tensors[0].sha256 = b"short"
-    with pytest.raises(IntegrityError):
-        manifest_from_proto(message)
-    with pytest.raises(IntegrityError):
-        pieces_from_proto(weights_pb2.FetchRequest(pieces=[weights_pb2.Piece(sha256=b"short")]))
-
-
 def test_weights_source_reads_from_an_offset(tmp_path: Path) -> None:
     """The bytes of the file, in pieces of bounded size; samples are of the middle."""
     data = bytes(range(256)) * (CHUNK_BYTES * 5 // 2 // 256)
@@ -178,15 +149,6 @@ def test_weights_source_serves_only_what_it_has(tmp_path: Path, asked: tuple[str
     digest = asked[0] or source.manifest.tensors[0].sha256
     with pytest.raises(IntegrityError):
         next(source.read([(digest, asked[1])]))
-
-
-def test_weights_source_refuses_damaged_and_dangerous_folders(tmp_path: Path) -> None:
-    """A truncated file, and a config that would run code, are never offered."""
-    whole = safetensors_bytes(bert_shapes())
-    with pytest.raises(IntegrityError, match=r"model\.safetensors"):
-        ModelSource(write_model(tmp_path / "a", weights=whole[:-1]))
-    with pytest.raises(ModelError, match="auto_map"):
-        ModelSource(write_model(tmp_path / "b", config={"auto_map": {"AutoModel": "evil.Model"}}))
 
 
 def test_weights_offers_are_of_known_runs(tmp_path: Path) -> None:

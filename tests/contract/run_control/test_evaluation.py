@@ -114,13 +114,6 @@ def test_class_counts_give_precision_recall_and_f1_by_hand() -> None:
 TRUTHS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=60)
 
 
-def test_class_counts_hold_a_class_against_that_nobody_is_of() -> None:
-    """A class that was predicted, and no row has, counts with F1 0 in the mean, as precision 0 of what was said."""
-    found = class_figures(((1, 1), (0, 0)), ("a", "b"))
-    assert found["classes"]["b"] == {"rows": 0, "predicted": 1, "precision": 0.0, "recall": 0.0, "f1": 0.0}
-    assert found["macro_f1"] == pytest.approx((2 / 3) / 2)
-
-
 @settings(max_examples=40)
 @given(TRUTHS)
 def test_class_counts_agree_with_counting_rows(rows: list[tuple[int, int]]) -> None:

@@ -62,32 +62,6 @@ def test_rounds_grant_ahead_at_least_one_turn(items_ahead: int, expected: int) -
     assert len(grants) == 1 and len(grants[0].turns) == expected
 
 
-def test_rounds_whole_run_logs_every_turn_in_order_and_collects_once() -> None:
-    """Turns close in order even if nodes report them out of order; the last owner gives the head."""
-    rounds = trained_rounds(items_ahead=100)
-    turns = list(turn_sequence(PLAN.course))
-    log: list[rd.Command] = []
-    for turn in turns:
-        for seq in range(turn.first_seq, turn.end_seq):
-            values = (("count", 4.0), ("loss_sum", 2.0))
-            log += rounds.handle(rd.StepReported(turn.owner, seq, turn.first_step, turn.kind.value, values), 1.0)
-    for turn in reversed(turns):
-        log += rounds.handle(rd.TurnReported("b", turn.index), 1.0)
-    for turn in turns:
-        log += rounds.handle(rd.TurnReported("a", turn.index), 1.0)
-    logged = [command.turn.index for command in log if isinstance(command, rd.LogTurn)]
-    assert logged == [turn.index for turn in turns]
-    evaluations = [command for command in log if isinstance(command, rd.LogEvaluation)]
-    num_eval = sum(turn.num_items for turn in turns if turn.kind is StepKind.EVALUATE)
-    assert [(entry.step, dict(entry.values)["count"]) for entry in evaluations] == [(8, 4.0 * num_eval)]
-    collects = [command for command in log if isinstance(command, rd.Collect)]
-    assert [(command.node, command.with_head) for command in collects] == [
-        (node, node == turns[-1].owner) for node in ("a", "b")
-    ]
-    log = rounds.handle(rd.Collected("a"), 2.0) + rounds.handle(rd.Collected("b"), 2.0)
-    assert log[-1] == rd.Finish("", "") and rounds.phase == "done"
-
-
 @cases("recovery", [None, RecoveryPolicy()])
 def test_rounds_recover_and_take_nodes_in_only_with_a_policy(recovery: RecoveryPolicy | None) -> None:
     """Nodes keep copies in both runs: without a policy a loss ends the run, and a node that joins changes nothing."""
@@ -263,28 +237,6 @@ def planning(**options: float) -> tuple[RunStateMachine, list[rd.Command]]:
     return rounds, rounds.handle(rd.Inspected("a", "of a"), 2.0)
 
 
-def test_rounds_ask_the_driver_for_a_plan() -> None:
-    """The driver gets the facts sorted by name, and as long as it may plan beyond the usual patience."""
-    _, commands = planning(plan_s=60.0)
-    timer = next(command for command in commands if isinstance(command, SetTimer))
-    asked = commands[-1]
-    assert isinstance(asked, rd.MakePlan) and list(asked.facts.items()) == [("a", "of a"), ("b", "of b"), ("z", "of z")]
-    assert timer.at_s == 72.0
-
-
-def test_rounds_prepare_when_the_plan_comes() -> None:
-    """The plan's nodes prepare, one that it leaves out is let go, and the deadline counts from then on."""
-    rounds, _ = planning(plan_s=60.0)
-    commands = rounds.handle(rd.PlanMade(PLAN), 50.0)
-    assert [command.node for command in commands if isinstance(command, rd.Prepare)] == ["a", "b"]
-    assert [command.node for command in commands if isinstance(command, rd.Release)] == ["z"]
-    assert [command.at_s for command in commands if isinstance(command, SetTimer)] == [60.0]
-    only, _ = planning(plan_only=True)
-    commands = only.handle(rd.PlanMade(PLAN), 50.0)
-    assert {command.node for command in commands if isinstance(command, rd.Release)} == {"a", "b", "z"}
-    assert kinds(commands)[-1] == "Finish"
-
-
 def test_rounds_whose_copies_are_on_disks_end_with_a_lost_host() -> None:
     """Where all parameters train: the run can be resumed without it, and lines are logged as they come."""
     plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_steps=8, local_iterations=2, method=Hift())
@@ -316,16 +268,6 @@ def test_rounds_of_all_parameters_move_between_two_runs_only(placement_number: i
     found = [one for one in rounds.handle(rd.Inspected("b", None), 0.0) if isinstance(one, rd.Finish)]
     assert [one.error for one in found] == [finish] * bool(finish)
     assert all("hift trains all parameters" in one.message for one in found)
-
-
-def test_rounds_go_on_where_the_plan_says() -> None:
-    """A plan of an earlier run comes with its start point: the first granted turn is the one after it."""
-    rounds, _ = planning()
-    start = StartPoint.of(PLAN.course, step=4, holder="b")
-    rounds.handle(rd.PlanMade(PLAN, start), 3.0)
-    rounds.handle(rd.Prepared("a"), 3.0)
-    granted = [command for command in rounds.handle(rd.Prepared("b"), 3.0) if isinstance(command, rd.Grant)]
-    assert granted[0].turns[0].first_step == 4
 
 
 @cases(

@@ -19,8 +19,6 @@ from ringtune.schedule.operation_tables import (
     Choice,
     Operations,
     ScheduledTable,
-    pack,
-    packed_length,
     patterns_of,
     tables_from_json,
     tables_to_json,
@@ -38,12 +36,6 @@ TABLES = tuple(
 def test_given_tables_come_back() -> None:
     """What ``operations.json`` holds is what was chosen."""
     assert tables_from_json(json.loads(json.dumps(tables_to_json(TABLES)))) == TABLES
-
-
-def test_given_bare_table_holds_from_the_start() -> None:
-    """A table as a plan has it is one for the whole run."""
-    table = TABLES[1].operations
-    assert tables_from_json(json.loads(json.dumps(table.to_json()))) == (ScheduledTable(step=0, operations=table),)
 
 
 def test_given_choice_comes_back_with_its_course() -> None:
@@ -256,36 +248,11 @@ def test_true_is_no_number_of_a_table() -> None:
         Operations.from_json({**table.to_json(), "rows": [[True, 1, packed]]})
 
 
-@cases("count", [1, 5, 6, 15, 16, 72, 360])
-def test_length_of_packed_codes_is_known_before_them(count: int) -> None:
-    """As many characters as are written."""
-    assert packed_length(count) == len(pack("1" * count))
-
-
 def course() -> Course:
     """A course with a table of its own, equal to any other one's."""
     plan = make_plan([("a", 0, 4)], ["a"], train_rows=8, batch_size=4, microbatches=2)
     batches = tuple(BatchOperations(owner="a", batch_id=batch, rows=("1113", "2111")) for batch in range(2))
     return dataclasses.replace(plan.course, operations=Operations(batches=batches))
-
-
-def test_rows_are_found_without_comparing_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run simulated twice in a process once compared all batches of its two tables for every item."""
-    both = [course(), course()]
-    assert both[0] == both[1]
-    compared = []
-    equals = BatchOperations.__eq__
-
-    def watched(self: BatchOperations, other: object) -> bool:
-        compared.append(self)
-        return equals(self, other)
-
-    monkeypatch.setattr(BatchOperations, "__eq__", watched)
-    for each in both:
-        table = each.operations
-        assert table is not None
-        assert [table.rows_of("a", batch) for batch in (0, 1, 2)] == [("1113", "2111"), ("1113", "2111"), ()]
-    assert not compared
 
 
 def test_patterns_of_a_row_are_those_of_its_blocks() -> None:

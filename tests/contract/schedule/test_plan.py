@@ -46,13 +46,6 @@ def test_plan_microbatches_cover_every_batch(batch: int, parts: int, rows: int) 
     assert len(sizes) == min(plan.course.microbatches, rows)
 
 
-@cases(("rows", "batches"), [(0, 0), (1, 1), (4, 1), (5, 2), (8, 2)])
-def test_plan_eval_batches_count_a_short_last_one(rows: int, batches: int) -> None:
-    """Evaluation passes every row once."""
-    plan = make_plan(SLICES, ["a"], eval_rows=rows)
-    assert plan.course.eval_batches(plan.course.owners[0]) == batches
-
-
 @cases("changes", [{}, {"unfreeze": "at"}, {"unfreeze": "auto", "method": "all"}])
 def test_plan_that_settles_unfreezing_refuses_decisions_of_a_turn(changes: dict[str, Any]) -> None:
     """A turn can't overrule the plan."""
@@ -126,12 +119,6 @@ def test_method_that_there_is_not_is_refused() -> None:
     assert str(caught.value) == "method = 'magic' is not one of all, hift, pipeadapter, ringada, single"
 
 
-def test_plan_has_a_placement() -> None:
-    """A course alone is no plan."""
-    with pytest.raises(PlanError, match="a plan has at least one placement, this one has none"):
-        Plan(make_plan(SLICES, ["a"]).course, ())
-
-
 def test_plan_refuses_private_blocks_that_train() -> None:
     """What each owner runs itself is the same for all owners to the end."""
     plan = make_plan([("a", 1, 4)], ["a"], private_blocks=1)
@@ -149,17 +136,6 @@ def test_plan_refuses_slices_of_another_ring_where_the_result_depends_on_it() ->
     assert Plan.of(plan.course, dataclasses.replace(plan.placement, slices=pieces)).course.method == PipeAdapter(
         hosts_above=(2, 2, 2, 1)
     )
-
-
-def test_plan_of_a_fitted_course_is_of_the_very_course() -> None:
-    """A method that fits the ring already is the very object, and so is the course with its own method."""
-    plan = make_plan(SLICES, ["a"], method="pipeadapter")
-    course = plan.course
-    assert course.method.fitted(plan.placement.slices) is course.method
-    assert course.with_method(course.method) is course
-    assert Plan.of(course, plan.placement).course is course
-    other = course.with_method(Everything())
-    assert other.method == Everything() and other == dataclasses.replace(course, method=Everything())
 
 
 @cases("steps", [(0,), (-1, 2), (2, 2), (3, 2)])

@@ -27,13 +27,6 @@ def test_velora_and_recompute_survive_json() -> None:
     assert written["placements"][0]["recompute"] == [[0, 1], [3, 4]]
 
 
-def test_velora_knows_its_blocks() -> None:
-    """Ranges are half-open, and say so of a placement too."""
-    plan = changed(make_plan([("a", 0, 4)], ["a"]), recompute=(Range(0, 1), Range(3, 4)))
-    assert [DOWN.has_block(block) for block in range(4)] == [True, False, True, True]
-    assert [plan.placement.is_recomputed(block) for block in range(4)] == [True, False, False, True]
-
-
 @cases(
     ("values", "problem"),
     [

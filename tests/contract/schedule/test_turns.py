@@ -19,7 +19,7 @@ from ringtune.schedule.batches import BatchStream
 from ringtune.schedule.course import Course
 from ringtune.schedule.operation_tables import Choice, ScheduledTable
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.run_shape import latest_owners, next_owner, owner_indices, turn_counts, weights
+from ringtune.schedule.run_shape import next_owner, owner_indices, turn_counts, weights
 from ringtune.schedule.turns import (
     NONE_DONE,
     NOTHING_KNOWN,
@@ -195,15 +195,6 @@ def test_unfreezing_that_can_not_be_is_refused(known: Unfreezing) -> None:
         known.check(auto_plan().course, 20)
 
 
-@settings(max_examples=40)
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=5), st.integers(0, 60))
-def test_latest_owners_are_those_of_the_order(rows: list[int], num_turns: int) -> None:
-    """Without walking through the turns, in the order of the last one of each."""
-    order = [owner for owner, _ in zip(owner_indices(rows, 0), range(num_turns), strict=False)]
-    latest = dict.fromkeys(reversed(order))
-    assert latest_owners(rows, num_turns) == tuple(reversed(latest))
-
-
 RING = [("a", 0, 2), ("b", 2, 4)]
 
 
@@ -363,22 +354,6 @@ def test_hand_overs_are_those_of_the_turns(seed: int) -> None:
             assert _walked(course, start) == found
 
 
-def test_hand_overs_go_round_not_from_everyone_to_everyone() -> None:
-    """128 owners: 128 hand-overs, 256 if evaluations come between; never 16,256."""
-    names = [f"node-{index}" for index in range(128)]
-    for eval_every, most in ((0, 2 * 128), (50, 3 * 128)):
-        course = make_plan([("h", 0, 4)], names, num_steps=2560, local_iterations=10, eval_every=eval_every).course
-        assert len(hand_overs(course, StartPoint.of(course))) <= most
-
-
-def test_hand_overs_of_many_turns_are_found_without_making_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """16 owners whose turns by rows repeat after 2,426: every node asks for them before its first frame."""
-    plan = make_plan([("h", 0, 4)], [f"node-{index}" for index in range(16)], num_steps=5000, eval_every=50)
-    course = changed(with_rows(plan, 101, *range(141, 171, 2)), turns="rows").course
-    monkeypatch.setattr("ringtune.schedule.turns.Turn", None)
-    assert len(hand_overs(course, StartPoint.of(course))) <= 16 * 15
-
-
 PLAN = changed(
     make_plan([("a", 0, 4)], ["a"], num_steps=60, local_iterations=10, checkpoint_every=20, eval_every=25),
     choice=make_choice(refresh_steps=16),
@@ -447,9 +422,6 @@ def test_turns_with_scores_follow_the_head() -> None:
     assert turns(StartPoint(step=4, holder="a")) == whole[6:]
 
 
-SLICES = [("a", 0, 4)]
-
-
 def counted(plan: Plan) -> dict[str, Counter[int]]:
     """How often each row of each owner is in a batch, by walking through all turns."""
     course = plan.course
@@ -477,16 +449,6 @@ def test_row_use_is_what_all_turns_together_use(seed: int) -> None:
         assert (use.least, use.most) == (min(counts.values()), max(counts.values()))
 
 
-def test_row_use_of_a_small_owner_with_equal_turns_and_by_rows() -> None:
-    """Equal turns use 30 rows three times as often as 90; turns by rows use both alike."""
-    plan = make_plan(SLICES, ["a", "b"], num_steps=24, local_iterations=2, batch_size=10)
-    small, large = (owner for owner in plan.course.owners)
-    owners = (type(small)(node="a", train_rows=90), type(large)(node="b", train_rows=30))
-    equal, by_rows = (row_uses(changed(plan, owners=owners, turns=turns).course) for turns in ("equal", "rows"))
-    assert [(use.steps, round(use.epochs, 2)) for use in equal] == [(12, 1.33), (12, 4.0)]
-    assert [(use.steps, round(use.epochs, 2)) for use in by_rows] == [(18, 2.0), (6, 2.0)]
-
-
 EVALUATED = st.lists(st.floats(0.0, 3.0) | st.just(math.nan), max_size=12)
 
 
@@ -496,21 +458,6 @@ def after(losses: Sequence[float]) -> list[Evaluations]:
     for index, loss in enumerate(losses, start=1):
         found.append(found[-1].after(10 * index, loss))
     return found[1:]
-
-
-def test_early_stop_counts_evaluations_since_the_best() -> None:
-    """The table of the module: an equal loss is no better one."""
-    found = after([0.7, 0.5, 0.6, 0.5])
-    assert [entry.waited for entry in found] == [0, 0, 1, 2]
-    assert found[-1] == Evaluations(step=40, best=0.5, best_step=20, waited=2)
-    assert [entry.stops_run(2) for entry in found] == [False, False, False, True]
-    assert not any(entry.stops_run(0) for entry in found)
-
-
-def test_early_stop_counts_a_repeated_evaluation_once() -> None:
-    """A run that goes on repeats the evaluation of the step at which it was stopped."""
-    known = after([0.5, 0.6])[-1]
-    assert known.after(20, 0.6) == known.after(10, 0.1) == known
 
 
 @settings(max_examples=40)

@@ -40,19 +40,6 @@ def test_depth_before_the_first_step_is_nothing() -> None:
     assert [depth(make_plan(AB, ["a"], **form).course, -1) for form in forms] == [0, 0, 0]  # type: ignore[arg-type]
 
 
-@cases("method", ["all", "single", "pipeadapter"])
-def test_depth_of_the_other_methods_has_nothing_to_unfreeze(method: str) -> None:
-    """Everything trains from step 0 and the run has nothing to decide."""
-    course = make_plan([("a", 0, 4)], ["a"], method=method).course
-    assert (depth(course, 0), course.decides, unfreezing_steps(course)) == (4, False, ())
-
-
-def test_unfreezing_steps_are_those_within_the_run() -> None:
-    """What a report says, in a form that another run can be given."""
-    assert unfreezing_steps(make_plan(AB, ["a"], every_steps=3, num_steps=6).course) == (3,)
-    assert unfreezing_steps(make_plan(AB, ["a"], unfreeze="at", unfreeze_at=(2, 7), num_steps=7).course) == (2,)
-
-
 @cases("seed", range(10))
 def test_every_steps_is_the_same_schedule_as_its_steps(seed: int) -> None:
     """The first form is a short way to write the second one."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import datetime
 import decimal
 import gzip
@@ -15,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -25,7 +23,7 @@ from ringtune.errors import DataError
 from ringtune.job.job import parse_job, with_absolute_paths
 from ringtune.storage import arrow_files, tables, text_files
 from ringtune.storage.arrow_files import arrow_files as files_of
-from ringtune.storage.arrow_files import arrow_header, arrow_rows, encoded_rows, is_arrow, split_paths
+from ringtune.storage.arrow_files import arrow_header, encoded_rows, is_arrow, split_paths
 from ringtune.storage.tables import RowAccount, table_rows
 from ringtune.storage.text_files import resolved
 
@@ -300,17 +298,6 @@ def test_a_few_bytes_do_not_become_gigabytes(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(arrow_files, "_MEMORY_BYTES", 320 << 20)
     with pytest.raises(DataError, match=r"bomb.parquet.* (needs more memory|needs more than 320 MiB|bad_alloc)"):
         list(table_rows(bomb, {}))
-
-
-def test_process_has_no_thread_for_each_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of numpy's takes 40 MiB of the address space: with 64 cores no file could be read."""
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        monkeypatch.setenv(name, "64")
-    path = one_column(tmp_path / "rows.parquet", ["x" * (1 << 17)] * 4)  # more than a pipe holds: the process waits
-    with contextlib.closing(arrow_rows(path)) as rows:
-        next(rows)
-        (process,) = [one for one in psutil.Process().children() if "ringtune.storage.arrow_files" in one.cmdline()]
-        assert process.num_threads() <= 2
 
 
 def test_process_that_ends_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,13 +168,6 @@ def test_rename_durably_forces_file_and_folder_before_and_after_the_rename(
     assert (tmp_path / "x").read_bytes() == b"content"
 
 
-def test_rename_durably_of_what_is_missing_is_an_error_of_storage(tmp_path: Path) -> None:
-    """The error names the target and leaves nothing."""
-    with pytest.raises(StorageError, match="can't write"):
-        rename_durably(tmp_path / "x.part", tmp_path / "x")
-    assert list(tmp_path.iterdir()) == []
-
-
 @cases("failing", ["fsync", "rename"])
 def test_write_durably_keeps_the_old_content_when_the_disk_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
@@ -193,13 +186,6 @@ def test_write_durably_keeps_the_old_content_when_the_disk_is_full(
     assert caught.value.exit_code == 9
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_write_durably_into_a_file_is_refused(tmp_path: Path) -> None:
-    """A folder that is none is an error of storage too."""
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="make room or choose another folder"):
-        write_durably(tmp_path / "file/x", b"")
 
 
 def test_remove_partial_files_removes_only_those(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import pytest
 
-from ringtune.costs.profile import LinkFacts, ModelFacts, NodeFacts, Work, WorkTime
+from ringtune.costs.profile import LinkFacts, ModelFacts, Work, WorkTime
 from ringtune.errors import InvalidInputError, PlanError
 from ringtune.schedule.course import FrozenWeights, HelperSettings
 from ringtune.schedule.methods.base import Patience
@@ -197,11 +197,3 @@ def test_model_has_bytes_in_its_blocks() -> None:
     assert dataclasses.replace(sizes, block_bytes=0, adapter_block_bytes=8).block_bytes == 0
     with pytest.raises(InvalidInputError, match=r"model\.block_bytes is 0, it has to be at least 1"):
         dataclasses.replace(sizes, block_bytes=0, adapter_block_bytes=0)
-
-
-def test_facts_name_their_node_and_link() -> None:
-    """In what they say of a number."""
-    with pytest.raises(InvalidInputError, match=r"^jetson\.threads is 0"):
-        dataclasses.replace(NodeFacts.from_message(facts("jetson").to_message()), threads=0)
-    with pytest.raises(InvalidInputError, match=r"^link\.a\.b\.latency_s is -1"):
-        LinkFacts(source="a", target="b", rate_bytes_per_s=1.0, latency_s=-1.0)

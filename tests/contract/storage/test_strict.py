@@ -26,7 +26,7 @@ from ringtune.errors import IntegrityError, InvalidInputError, PlanError, RingTu
 from ringtune.run_control.checkpoint import CheckpointManifest, Resume
 from ringtune.schedule.operation_tables import Operations
 from ringtune.schedule.plan import Plan
-from ringtune.storage.strict import describe_value, nearest, read_dataclass, read_object
+from ringtune.storage.strict import nearest, read_dataclass, read_object
 from ringtune.transport.codecs import table_from_proto
 from ringtune.v1 import control_pb2
 from tests.contract.run_control.test_checkpoint import manifest
@@ -209,12 +209,6 @@ def test_read_dataclass_refuses_infinite_numbers() -> None:
     for value in (float("inf"), float("nan")):
         with pytest.raises(InvalidInputError, match="has to be a finite number"):
             read_dataclass(Wheel, {"size": value}, where="", error=InvalidInputError)
-
-
-def test_describe_shortens_long_values() -> None:
-    """A message never repeats a whole file."""
-    assert describe_value("x" * 100) == f"the text '{'x' * 36}..."
-    assert describe_value([1, 2]) == "a list"
 
 
 def test_nearest_names_one_or_all() -> None:

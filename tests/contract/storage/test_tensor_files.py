@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
-from ringtune.errors import IntegrityError, ModelError, RingTuneError, StorageError
+from ringtune.errors import IntegrityError, RingTuneError, StorageError
 from ringtune.storage.pieces import HeldPieces, Piece, Pieces
 from ringtune.storage.tensor_files import (
     ALIGNMENT,
@@ -133,12 +133,6 @@ def test_aligned_copy_overwrites_nothing_and_leaves_no_part(tmp_path: Path, monk
     with pytest.raises(StorageError, match="No space left"):
         write_aligned(path, tmp_path / "part")
     assert not (tmp_path / "part").exists()
-
-
-def test_header_names_a_file_that_is_not_there(tmp_path: Path) -> None:
-    """A missing file is no damage."""
-    with pytest.raises(ModelError, match=r"can't read .*No such file"):
-        read_safetensors_header(tmp_path / "nothing")
 
 
 @settings(max_examples=150)

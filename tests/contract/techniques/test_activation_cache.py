@@ -17,7 +17,6 @@ from ringtune.techniques.activation_cache import (
     boundary_to_keep,
     entry_bytes,
     frozen_prefix,
-    hosts_at,
     is_cacheable,
     key_of,
     later_visits,
@@ -114,12 +113,6 @@ def test_host_keeps_no_more_than_all_batches_and_the_limit() -> None:
     assert max_kept_bytes(course, plan.placement, "b") == sum(each)
     assert max_kept_bytes(course, changed(plan, cache=ActivationCacheSettings(max_bytes=100)).placement, "b") == 100
     assert max_kept_bytes(course, changed(plan, cache=None).placement, "b") == 0
-
-
-def test_hosts_of_a_boundary_are_those_of_the_block_above() -> None:
-    """Replicas share the micro-batches; a private block has no host."""
-    placement = make_plan([("a", 1, 2), ("b", 2, 4), ("c", 2, 4)], ["a"], private_blocks=1).placement
-    assert [hosts_at(placement, boundary) for boundary in range(4)] == [(), ("a",), ("b", "c"), ("b", "c")]
 
 
 def cached(passage: Passage, plan: Plan) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from ringtune.models.kept_inputs import KeptInput
-from ringtune.schedule.saved_activations import Velora, merged, within
+from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.units import Range
 from ringtune.techniques.activation_checkpointing import SlicePolicy, sites_that_save_nothing
 from tests.support.cases import cases
@@ -32,18 +32,6 @@ def test_policy_of_a_slice(start: int, stop: int, name: str, text: str) -> None:
     """Only what is in the slice counts."""
     found = SlicePolicy.of(PLAN, start, stop)
     assert (found.name, found.text) == (name, text)
-
-
-def test_policy_as_a_table() -> None:
-    """Ranges as pairs."""
-    assert SlicePolicy.of(PLAN, 0, 2).to_json() == {"policy": "both", "recomputed": [[1, 2]], "projected": [[0, 2]]}
-    assert SlicePolicy() == SlicePolicy.of(PLAN, 3, 4)
-
-
-def test_ranges_are_merged_and_cut() -> None:
-    """Neighbours become one range; a cut leaves out what is outside."""
-    assert merged([Range(2, 4), Range(0, 1), Range(1, 2), Range(6, 7)]) == (Range(0, 4), Range(6, 7))
-    assert within((Range(0, 4), Range(6, 8)), 2, 7) == (Range(2, 4), Range(6, 7))
 
 
 @cases(

@@ -15,11 +15,6 @@ from tests.support.plans import changed, make_plan
 TEXT = "[model]\npath = 'm'\n[train]\nmethod = 'hift'\nseed = 7\n"
 
 
-def test_a_job_of_another_method_keeps_its_adapter() -> None:
-    """Only a method that trains all parameters fills in ``full``."""
-    assert parse_job("[model]\npath = 'm'", source="job.toml").adapter.config == "seq_bn"
-
-
 @cases(("state", "drops"), [("memory", False), ("disk", False), ("drop", True)])
 def test_the_method_knows_of_the_state_only_whether_it_is_dropped(state: str, drops: bool) -> None:
     """Memory and disk train the same, so both make one and the same course."""

@@ -235,12 +235,6 @@ def test_batch_of_fewer_rows_than_micro_batches() -> None:
     assert Counter("".join(rows[:3])) == {"1": 2, "3": 4}
 
 
-def test_standard_is_all_full() -> None:
-    """With policy standard the table names no batch."""
-    course = choosing_course(full=2, microbatches=2, num_blocks=2, policy="standard")
-    assert choose_table(course, ()) == Operations()
-
-
 @cases(
     ("values", "message"),
     [
@@ -256,13 +250,6 @@ def test_senseless_scores_are_refused(values: tuple[tuple[float, ...], ...], mes
     scores[5] = scores[5]._replace(values=values)
     with pytest.raises(PlanError, match=f"owner node-0, batch 0, micro-batch 1, block 2, {message}"):
         choose_table(course, scores)
-
-
-def test_course_without_choice_is_refused() -> None:
-    """A run that chooses nothing has no table to choose."""
-    course = choosing_course(full=1, microbatches=2, num_blocks=3)
-    with pytest.raises(PlanError, match="chooses no operations"):
-        choose_table(dataclasses.replace(course, choice=None), ())
 
 
 def test_order_of_scores_does_not_matter() -> None:
@@ -291,16 +278,6 @@ def uneven_course(
         costs={"a": (0.4, 0.6)},
     )
     return dataclasses.replace(course, choice=made)
-
-
-@cases("policy", ["two-stage", "random"])
-@cases(("full", "forward_only"), [(1, 1), (2, 0), (3, 0), (3, 2), (5, 1), (6, 0)])
-def test_counts_are_exact(policy: str, full: int, forward_only: int) -> None:
-    """Of micro-batches of 2, 2, 2, 2, 1 and 1 rows just so many are full and forward-only."""
-    course = uneven_course(policy, microbatches=6, full=full, forward_only=forward_only)
-    expected = {"1" * full + "2" * forward_only + "3" * (6 - full - forward_only)}
-    for table in (choose_table(course, random_scores(course)), expected_table(course)):
-        assert {"".join(sorted(column)) for column in columns(table)} == expected
 
 
 @cases("policy", POLICIES)

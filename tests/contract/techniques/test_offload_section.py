@@ -106,12 +106,6 @@ def test_operations_of_whole_blocks_are_chosen_beside_helpers() -> None:
         helped(plan, {"a": "b"})
 
 
-def test_offload_of_one_item_in_flight_goes_with_any_method() -> None:
-    """A turn of one step has no stale weights, even with a method that allows them."""
-    found = job(train__method="pipeadapter", train__local_iterations=1, offload__mode="auto")
-    assert found.offload.is_on
-
-
 def test_offload_of_a_gate_needs_matrices_of_their_own() -> None:
     """Whether query, key and value are one matrix is known with the model only."""
     sizes = Dimensions(num_blocks=2, hidden=8, inner=16, num_heads=2, vocab=9, longest=8)

@@ -97,11 +97,6 @@ def test_boards_of_unequal_speed_are_busy_alike(microbatches: int, compute: floa
     assert 0.9 * compute <= done <= compute + 1e-9
 
 
-def test_balance_of_equal_boards_is_equal() -> None:
-    """Equal boards with equal slices get equal counts, those of the budget."""
-    assert {counts(each) for each in choice(5, full=3, balance=True).capacities} == {(3, 0)}
-
-
 @cases(
     ("settings", "message"),
     [

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from ringtune.errors import JobError, PlanError
-from ringtune.job.job import Job, Model, OperationsSettings, Train, load_job, parse_job, with_absolute_paths
-from ringtune.run_control.continuation import changed_keys, describe_changes, job_digest
-from ringtune.schedule.course import Course
+from ringtune.job.job import Job, Model, OperationsSettings, Train, load_job, parse_job
+from ringtune.run_control.continuation import changed_keys, job_digest
 from ringtune.schedule.operation_tables import BatchOperations, BlockCapacity, Choice, Operations, ScheduledTable
 from ringtune.techniques.operations import choosers_of, expected_table, given_tables
 from tests.support.cases import cases
@@ -226,22 +225,6 @@ def test_given_table_that_is_not_there_is_named(tmp_path: Path) -> None:
         load_job(path)
 
 
-@cases("name", ["a\0b", "~nouser_x/t.json"])
-def test_given_table_whose_name_is_no_path_is_refused(tmp_path: Path, name: str) -> None:
-    """No such user, and a byte that no path has."""
-    job = JOB.with_overrides({"operations.table": name})
-    with pytest.raises(JobError, match=r"operations.table .*; give the operations.json of a run"):
-        with_absolute_paths(job, tmp_path)
-
-
-def test_given_table_is_told_shortly(tmp_path: Path) -> None:
-    """A message about changed keys does not have a whole table in it."""
-    many = Operations(batches=tuple(BatchOperations(owner="a", batch_id=at, rows=("1131" * 50,)) for at in range(50)))
-    job = load_job(_job_with(tmp_path, many.to_json()))
-    before = dataclasses.replace(job, operations=OperationsSettings())
-    assert len(describe_changes(before, job)) < 300
-
-
 def _packed_table(rng: random.Random) -> dict[str, Any]:
     """Any table of 600 batches of 4 micro-batches with 72 codes each."""
     packed = [bytes([*(rng.randrange(243) for _ in range(57)), rng.randrange(27)]) for _ in range(600)]
@@ -306,13 +289,6 @@ def test_small_batch_has_its_share_of_capacity() -> None:
     assert all(row.count("1") == 1 for row in expected_table(course).batches[0].rows)
 
 
-def test_course_without_choice_has_an_empty_table() -> None:
-    """Everything is full where nothing is chosen, and with the policy standard."""
-    course = choosing_course(full=1, microbatches=2, num_blocks=2)
-    assert expected_table(dataclasses.replace(course, choice=None)).batches == ()
-    assert expected_table(choosing_course(full=2, microbatches=2, num_blocks=2, policy="standard")).batches == ()
-
-
 def test_given_tables_are_expected() -> None:
     """Where tables are given, the first one is what comes, and nobody chooses."""
     course = choosing_course(full=1, microbatches=2, num_blocks=2)
@@ -320,12 +296,6 @@ def test_given_tables_are_expected() -> None:
     given = dataclasses.replace(course, choice=Choice.given([ScheduledTable(step=0, operations=table)]))
     assert expected_table(given) == table
     assert choosers_of(given) == ()
-
-
-def test_groups_survive_json() -> None:
-    """A choice with groups is read as it was written."""
-    course = choosing_course(full=2, microbatches=4, num_blocks=4, groups=((0, 2), (2, 4)))
-    assert Course.from_json(json.loads(json.dumps(course.to_json()))) == course
 
 
 @cases("groups", [((0, 2), (1, 4)), ((2, 2),), ((0, 1, 2),), ((0, 5),)])

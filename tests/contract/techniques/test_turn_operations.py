@@ -100,12 +100,6 @@ def test_choice_for_another_step_changes_nothing() -> None:
     assert granted(rounds.handle(rd.OperationsChosen(0, TABLE), 2.0))
 
 
-def test_choice_before_all_scores_changes_nothing() -> None:
-    """An answer that comes before the question."""
-    rounds, _ = begun()
-    assert rounds.handle(rd.OperationsChosen(0, TABLE), 2.0) == []
-
-
 def test_choice_that_fails_ends_the_run() -> None:
     """With the class and the words of the error."""
     rounds, _ = scored()
@@ -178,12 +172,6 @@ def test_scores_that_come_twice_count_once() -> None:
     assert len({entry[:4] for entry in asked.scores}) == len(asked.scores) == 2 * 3 * 2 * 4
 
 
-def test_scores_that_come_late_change_nothing() -> None:
-    """A turn that is closed is over."""
-    rounds, _ = scored()
-    assert rounds.handle(rd.TurnReported("a", 0, ()), 2.0) == []
-
-
 def _entries(node: str = "a") -> list[BlockScores]:
     return list(DrawnTables(PLAN).scores(PLAN, node, SCORE))
 
@@ -209,11 +197,6 @@ def test_scores_that_a_node_does_not_owe_are_refused(entries: list[BlockScores],
     rounds, _ = begun()
     answer = rounds.handle(rd.TurnReported("a", SCORE.index, tuple(entries)), 1.0)
     assert isinstance(answer[-1], rd.Finish) and answer[-1].error == "IntegrityError"
-
-
-def test_scores_may_be_any_number() -> None:
-    """Whoever chooses names what is no number; the wire does not judge."""
-    check_scores(PLAN, SCORE, "a", [entry._replace(values=((float("nan"),) * 2,) * 2) for entry in _entries()])
 
 
 def test_scores_of_a_turn_that_scores_nothing_are_refused() -> None:

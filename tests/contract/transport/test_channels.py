@@ -16,12 +16,9 @@ import grpc
 import pytest
 
 from ringtune.errors import ConnectionFailedError, DataError, DeadlineError, RingTuneError, UsageError
-from ringtune.transport.channels import Server, Workers, defer_accept, open_channel
+from ringtune.transport.channels import Server, Workers, open_channel
 from ringtune.transport.endpoints import (
-    CLIENT_OPTIONS,
-    MAX_MESSAGE_BYTES,
     MAX_STREAMS,
-    SERVER_OPTIONS,
     WINDOW_BYTES,
     require_private,
     target_of,
@@ -324,18 +321,6 @@ def test_connections_to_a_slow_board_are_waited_for() -> None:
     server.stop(grace_s=0.1)
 
 
-def test_connections_hold_what_was_measured_to_matter() -> None:
-    """A frozen peer is seen, ports are not shared, retries are ours, and both ends agree on the message size."""
-    client, server = dict(CLIENT_OPTIONS), dict(SERVER_OPTIONS)
-    assert server["grpc.so_reuseport"] == 0
-    assert client["grpc.enable_retries"] == 0
-    for options in (client, server):
-        assert options["grpc.http2.ping_timeout_ms"] == options["grpc.keepalive_timeout_ms"]
-        assert options["grpc.max_receive_message_length"] == MAX_MESSAGE_BYTES
-    assert int(client["grpc.keepalive_time_ms"]) >= int(server["grpc.http2.min_recv_ping_interval_without_data_ms"])
-    assert int(client["grpc.max_reconnect_backoff_ms"]) <= 3000
-
-
 def test_workers_start_a_thread_only_when_none_is_free() -> None:
     """Calls one after another share one thread; calls at a time have one each, up to the limit."""
     workers, names = Workers(3, "test"), set[str]()
@@ -354,15 +339,6 @@ def test_workers_start_a_thread_only_when_none_is_free() -> None:
     assert not begun.acquire(blocking=False)
     go_on.set()
     assert all(future.result(WAIT_S) for future in futures)
-    assert workers.close(WAIT_S)
-
-
-def test_workers_pass_results_and_errors_on() -> None:
-    """Arguments go in, results and errors come out, and the thread serves the next call."""
-    workers = Workers(1, "test")
-    with pytest.raises(ZeroDivisionError):
-        workers.submit(divmod, 7, 0).result(WAIT_S)
-    assert workers.submit(divmod, 7, 2).result(WAIT_S) == (3, 1)
     assert workers.close(WAIT_S)
 
 
@@ -472,12 +448,3 @@ def test_connection_is_taken_with_its_first_byte(server: Server) -> None:
         first.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000040000000000"))
         assert first.recv(9)
         assert 1 <= taken(server.port) <= 2
-
-
-@deferring
-def test_sockets_of_other_ports_are_left_alone(server: Server) -> None:
-    """A process may serve on several."""
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        assert defer_accept(server.port) == 1
-        assert not other.getsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT)
-        assert defer_accept(1) == 0

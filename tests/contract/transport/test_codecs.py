@@ -216,18 +216,6 @@ def test_codec_turn_carries_where_its_items_enter_and_are_kept() -> None:
             codecs.turn_from_proto(message)
 
 
-def test_codec_empty_message_is_no_turn() -> None:
-    """A message of another kind parses as an empty one; it is refused, not taken for turn 0."""
-    with pytest.raises(IntegrityError):
-        codecs.turn_from_proto(control_pb2.TurnMessage())
-
-
-def test_codec_numbers_keep_order_and_value() -> None:
-    """Figures come back in order, infinities included."""
-    values = (("loss_sum", 12.5), ("count", 8.0), ("correct", float("inf")))
-    assert codecs.numbers_from_proto(codecs.numbers_to_proto(values)) == values
-
-
 @cases("names", [("",), ("loss", "loss")])
 def test_codec_numbers_without_distinct_names_are_refused(names: tuple[str, ...]) -> None:
     """A figure without a name, or twice, means that something is wrong."""
@@ -296,11 +284,6 @@ def test_scores_codec_keeps_every_bit(values: list[float]) -> None:
     (message,) = scores_to_proto(0, [entry])
     (found,) = scores_from_proto(message)
     assert struct.pack(f"{len(values)}d", *found.values[0]) == struct.pack(f"{len(values)}d", *values)
-
-
-def test_scores_codec_of_nothing_is_nothing() -> None:
-    """A node that hosts nothing."""
-    assert list(scores_to_proto(0, [])) == []
 
 
 @cases(

@@ -224,16 +224,6 @@ def test_results_of_old_calls_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> 
         assert "FrameError" in attempt(stub, "a", is_again=True)
 
 
-def test_call_without_terms_is_carried_out_as_often_as_it_is_made() -> None:
-    """Such as a grant, which says itself which turns it is about."""
-    node = Node()
-    node.may_end.set()
-    with serving(node) as stub:
-        for _ in range(2):
-            stub.Prepare(control_pb2.PrepareRequest(), timeout=WAIT_S)
-    assert node.begun.qsize() == 2
-
-
 @cases(
     "metadata",
     [

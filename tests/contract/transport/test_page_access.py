@@ -20,7 +20,14 @@ def test_guard_on_loopback_answers_loopback_names(host: str) -> None:
     assert LOCAL.refuse(host, None, None) is None
 
 
-@cases("host", ["", None, "evil.example", "127.0.0.1.evil.example", "localhost.evil.example:7080", "10.0.0.1", "[::2]"])
+@cases(
+    "host",
+    [
+        *("", None, "evil.example", "127.0.0.1.evil.example", "localhost.evil.example:7080", "10.0.0.1", "[::2]"),
+        *("localhost:1@evil.example", "localhost:evil.example", "[::1]evil.example", "[::1", "::1", "[127.0.0.1]"),
+        *("localhost:", "localhost:123456", "localhost:80\n", "localhost..", "localhost:1:2", "user@localhost"),
+    ],
+)
 def test_guard_on_loopback_refuses_other_names(host: str | None) -> None:
     """A foreign page may point its own name to this machine; its scripts then still say that name."""
     refusal = LOCAL.refuse(host, None, None)

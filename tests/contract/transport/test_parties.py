@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtune.errors import TokenError, TrustError, UsageError
+from ringtune.errors import TokenError, TrustError
 from ringtune.ids import NODE_NAME
 from ringtune.transport.parties import (
     ADMIN,
@@ -141,19 +141,6 @@ def test_parties_of_other_names_are_refused(names: list[str]) -> None:
     """A certificate of nobody, of several, or of somebody elsewhere is of no member."""
     with pytest.raises(TrustError):
         party_of(names)
-
-
-def test_parties_have_allowed_names_only() -> None:
-    """What may be no node's name may be no party's."""
-    with pytest.raises(UsageError):
-        node_party("../etc")
-
-
-def test_parties_that_serve() -> None:
-    """Nobody connects to a submitter."""
-    assert COORDINATOR.serves
-    assert node_party("pi").serves
-    assert not Party("submitter", "alice").serves
 
 
 def identity_in(folder: Path) -> Path:

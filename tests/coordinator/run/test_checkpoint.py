@@ -159,13 +159,52 @@ def test_run_of_all_parameters_takes_back_an_owner_that_is_there_when_it_is_resu
     assert found.sources is not None and found.sources["c"] == (Source("c", 1, 3, "c" * 64),)
     assert found.start.evaluations.best is None and found.told.startswith("the run continues from the checkpoint of ")
     assert "the rows of b are trained again (b has missed 3 turns)" in found.told
-    assert "the part of node b is missing" in found.told
+    assert "the best of the evaluations from here on, which are with them, is kept" in found.told
     for nodes, changes in (("acd", {}), ("abcd", {"recovery__owners": "wait"})):
         found = chosen(nodes, **{**skips, **changes})
         assert (found.planned.plan, found.sources, found.told) == (plan, None, "")
     found = chosen("acd", **{**skips, "measured": plan, "more": ("b",)})  # it has no rows
     assert (found.planned.plan, found.start.evaluations) == (plan, known)
     assert found.told.startswith("the rows of b stay left out: node b has 0 training and 0 evaluation rows")
+
+
+def test_one_owner_that_can_not_come_back_keeps_no_other_one_out() -> None:
+    """Of three owners two are left out, and one of them has no rows any more when the run is resumed."""
+    whole = make_plan([("c", 0, 2), ("d", 2, 4)], ["a", "b", "e"], num_steps=24, method=Hift())
+    course = without_owner(without_owner(whole.course, "b", 1), "e", 1)
+    plan = Plan(course, whole.placements)
+    saved, changes = (manifest(8, plan),), FULL | {"train__max_steps": 24, "train__local_iterations": 2}
+    for back, lacks in (("b", "e"), ("e", "b")):
+        measured = Plan(without_owner(whole.course, lacks, 1), whole.placements)
+        how: dict[str, Any] = {"plan": plan, "manifests": saved, "parts": {}, "measured": measured, **changes}
+        found = chosen("abcde", more=(lacks,), recovery__owners="skip", **how)
+        assert [owner.node for owner in found.planned.plan.course.owners] == ["a", back]
+        assert f"the rows of {lacks} stay left out: node {lacks} has 0 training" in found.told
+        assert f"the rows of {back} are trained again" in found.told
+
+
+@pytest.mark.parametrize("owner", ["a", "b"])
+def test_best_result_stays_where_an_owner_without_evaluation_rows_is_taken_back(owner: str) -> None:
+    """It has no part of the result, of which another owner keeps embedding and head: that one has to be there."""
+    plan = make_plan([("c", 0, 2), ("d", 2, 4)], ["a", "b"], num_steps=20, method=Hift())
+    rows = {"a": 3, "b": 3} | {owner: 0}
+    owners = tuple(dataclasses.replace(one, eval_rows=rows[one.node]) for one in plan.course.owners)
+    whole = Plan(dataclasses.replace(plan.course, owners=owners), plan.placements)
+    other, keeps = "b" if owner == "a" else "a", {"train__keep_best": True, "train__eval_every": 2}
+    more: dict[str, Any] = {"train__max_steps": 20, "train__local_iterations": 2, "recovery__owners": "skip", **keeps}
+    parts = {node: [SavedPart(4, "", is_best=True)] for node in f"cd{other}"}
+    how = {"measured": whole, "parts": parts, **FULL, **more}
+    without = Plan(without_owner(whole.course, owner, 1), whole.placements)
+    known = Evaluations(step=6, best=0.3, best_step=4, waited=1, head_at=other)
+    found = chosen("abcd", plan=without, manifests=(manifest(8, without, holder=other, evaluations=known),), **how)
+    assert found.planned.plan.course.owner(owner) is not None
+    assert found.start.evaluations == known and "best" not in found.told
+    missing = {"cd": other, f"d{other}": "c"}
+    for there, node in missing.items():
+        how["parts"] = {node: [SavedPart(4, "", is_best=True)] for node in there}
+        found = chosen("abcd", plan=without, manifests=(manifest(8, without, holder=other, evaluations=known),), **how)
+        assert found.start.evaluations == dataclasses.replace(known, best=None, best_step=0, head_at="")
+        assert f"that of step 4, can't be kept: the part of node {node} is missing" in found.told
 
 
 @pytest.mark.parametrize("owner", ["a", "b"])

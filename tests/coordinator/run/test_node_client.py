@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -164,21 +165,30 @@ def test_result_may_take_as_long_as_it_comes(tmp_path: Path, monkeypatch: pytest
 class Dripping(Node):
     """Sends a result that never ends, without a byte in any message."""
 
+    def __init__(self) -> None:
+        super().__init__([])
+        self.has_ended = threading.Event()
+
     def Collect(
         self, request: control_pb2.CollectRequest, context: grpc.ServicerContext
     ) -> Iterator[control_pb2.FileChunk]:
         """Send empty messages until the caller has had enough."""
+        context.add_callback(self.has_ended.set)
         while context.is_active():
             yield control_pb2.FileChunk(path="totals.json")
 
 
 def test_result_that_never_ends_is_the_failure_of_its_node(tmp_path: Path) -> None:
-    """Empty messages are no progress: they end after ``wait_s``, and the node is named."""
-    with calls_to(Dripping([]), lease_s=60.0, wait_s=0.05) as (calls, failure):
+    """Empty messages are no progress: they end after ``wait_s``, and the node is named; it is made to stop."""
+    node = Dripping()
+    with calls_to(node, lease_s=60.0, wait_s=0.05) as (calls, failure):
         calls.collect(control_pb2.CollectRequest(), tmp_path, max_bytes=CHUNK_BYTES, on_result=lambda files: None)
         error = failure()
+        assert node.has_ended.wait(WAIT_S)
     assert type(error) is IntegrityError
-    assert str(error).startswith("node pi has sent 0 bytes in 0 s, less than 8,192 a second after the first 0.05 s; ")
+    assert re.match(
+        r"node pi has sent 0 bytes in \d+ s, less than 8,192 a second after the first 0\.05 s; ", str(error)
+    )
 
 
 def test_saved_result_may_take_as_long_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -439,8 +449,9 @@ def test_lost_call_is_made_again(orders: Path, tmp_path: Path, name: str, failur
     assert node.done[method] == 1 + lost_later
 
 
-def test_halt_calls_off_a_call_that_is_being_repeated(orders: Path) -> None:
+def test_halt_calls_off_a_call_that_is_being_repeated(orders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A move that is lost is not made again after the node was told to stop."""
+    monkeypatch.setattr("ringtune.transport.retry.RETRY_S", WAIT_S / 2)  # so it is told before, however late
     node, heard = Counting(), queue.SimpleQueue[object]()
     server = Server("127.0.0.1:0", lambda made: control_pb2_grpc.add_AgentServicer_to_server(node, made))
     calls = AgentCalls("pi", server.address, "r", lease_s=60.0, wait_s=WAIT_S, on_failure=lambda *_: None)

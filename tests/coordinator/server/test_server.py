@@ -129,6 +129,18 @@ def test_service_of_another_version_is_refused_by_every_command(
     Client(server.address).close()
 
 
+def test_connection_starts_no_thread_that_watches_it(
+    server: CoordinatorServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a thread of gRPC raises where a command ends between two of its looks, and the end waits 0.2 s for it."""
+    with open_channel(server.address) as channel:
+        monkeypatch.setattr(type(channel), "subscribe", lambda *_: pytest.fail("the connection is watched"))
+    Client(server.address).close()
+    monkeypatch.setattr("coordinator.client.connection.CONNECT_S", 0.2)
+    with pytest.raises(ConnectionFailedError):
+        Client("127.0.0.1:9")
+
+
 def test_service_refuses_strangers_clones_and_what_it_can_not_read(stub: control_pb2_grpc.CoordinatorStub) -> None:
     """After Leave a node is a stranger: its heartbeat says join again."""
     stub.Join(joining(), timeout=CALL_S)

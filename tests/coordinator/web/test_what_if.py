@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
+import re
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -13,8 +15,10 @@ import pytest
 from coordinator.web.page_state import PageState
 from coordinator.web.predictor import answer
 from coordinator.web.what_if import MAX_WAITING, SimulatorProcess, check_question, measured_s
+from ringtune.costs.memory_sizes import MemorySettings
 from ringtune.costs.profile import LinkFacts, Profile
-from ringtune.errors import BusyError, DeadlineError, RingTuneError, UsageError
+from ringtune.errors import BusyError, DeadlineError, RingTuneError, UsageError, needed
+from sim.prediction import memory_bounds
 from tests.support import profiles
 from tests.support.page_runs import PLAN, metrics, state_of, step_line, trained
 from tests.support.plans import make_plan
@@ -165,8 +169,7 @@ def question(**changes: Any) -> dict[str, Any]:
     texts = {"plan": json.dumps(PLAN.to_json()), "profile": json.dumps(measured().to_json())}
     return {
         **texts,
-        "optimizer": "adamw",
-        "dtype": "float32",
+        "settings": {},
         "steps": 0,
         "speeds": {},
         "rates": {},
@@ -215,3 +218,18 @@ def test_predictor_says_what_makes_no_sense() -> None:
     ]
     for changes, message in rows:
         assert message in answer(question(**changes))["error"]
+
+
+def test_predictor_counts_the_memory_of_an_audit() -> None:
+    """Nodes with room for their parts alone have none for what an audited run keeps and repeats."""
+    state = state_of(trained())
+    job = needed(state.job, "a run has a job").with_overrides({"recovery.copies": "next"})
+    bounds = memory_bounds(PLAN, measured(), MemorySettings.of_job(job))
+    tight = tuple(dataclasses.replace(node, memory_bytes=bounds[node.node].total_bytes) for node in measured().nodes)
+    state.profile = dataclasses.replace(measured(), nodes=tight)
+    errors = []
+    for changes in ({}, {"audit.share": 0.5}):
+        state.job = job.with_overrides(changes)
+        errors.append(answer({**check_question({}), **SimulatorProcess(state)._of_run()}).get("error", ""))
+    assert errors[0] == ""
+    assert re.search("node a needs .* but has", errors[1])

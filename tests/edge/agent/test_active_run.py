@@ -9,21 +9,23 @@ from typing import Any
 import grpc
 import pytest
 
+from coordinator.server.certificate_authority import DAYS
 from edge.agent import active_run
 from edge.agent.active_run import ActiveRun
 from edge.checkpoint.snapshot_servicer import fetch_audited
 from edge.runtime.reporter import Arrived, SharedClock
 from ringtune.errors import (
     ConnectionFailedError,
-    DivergedError,
     FrameError,
     InterruptedRunError,
     ModelError,
     RingTuneError,
     TrustError,
 )
+from ringtune.transport.speaker import speaking_as
 from ringtune.v1 import control_pb2
 from tests.support.plans import make_plan
+from tests.support.trust_parts import DAY_S, speaker_of
 
 
 class Reports:
@@ -56,13 +58,12 @@ def test_message_took_from_its_sending_or_from_the_one_before_it() -> None:
     assert [entry.seconds for entry in reports.entries] == pytest.approx([1.0, 2.0, 3.0])
 
 
-@pytest.mark.parametrize("kind", [FrameError, TrustError, ModelError])
-def test_link_that_its_peer_does_not_take_is_an_error_with_the_peer(kind: type[RingTuneError]) -> None:
-    """So the coordinator knows that either of both may be its cause; it is one of links, whatever the peer calls it."""
+def link_error(told: RingTuneError) -> RingTuneError:
+    """The error of node a, whose link to node b fails with ``told``."""
 
     class Refused:
         def open(self, timeout_s: float) -> None:
-            raise kind("not today")
+            raise told
 
         def close(self) -> None:
             pass
@@ -70,26 +71,35 @@ def test_link_that_its_peer_does_not_take_is_an_error_with_the_peer(kind: type[R
     active = ActiveRun("r", "a", 0, make_plan([("a", 0, 2), ("b", 2, 4)], ["a"]))
     backend: Any = SimpleNamespace(connect=lambda active, target, address: Refused())
     options: Any = SimpleNamespace(name="a", insecure=False)
-    with pytest.raises((FrameError, ConnectionFailedError), match="node a can't send to node b: not today") as caught:
+    with pytest.raises(RingTuneError, match=r"^node a can't send to node b: ") as caught:
         active_run.open_links(active, options, backend, {"b": "127.0.0.1:1"}, time.monotonic())
-    assert caught.value.peer == "b"
+    return caught.value
 
 
-def test_many_refused_frames_of_a_peer_are_few_lines_with_a_count(caplog: pytest.LogCaptureFixture) -> None:
-    """650 kB of log in seconds from duplicated frames; another peer, or another kind of error, has its own line."""
-    active = ActiveRun("r", "b", 0, make_plan([("a", 0, 2), ("b", 2, 4)], ["a"]))
-    for number in range(5000):
-        active.on_refused("a", FrameError(f"frame {number} arrived twice"))
-    active.on_refused("a", DivergedError("nan"))
-    active.on_refused("c", FrameError("frame 0 arrived twice"))
-    assert [record.getMessage() for record in caplog.records] == [
-        "node b refused a frame from a: frame 0 arrived twice",
-        "node b refused a frame from a: frame 9 arrived twice (10 times by now)",
-        "node b refused a frame from a: frame 99 arrived twice (100 times by now)",
-        "node b refused a frame from a: frame 999 arrived twice (1,000 times by now)",
-        "node b refused a frame from a: nan",
-        "node b refused a frame from c: frame 0 arrived twice",
-    ]
+@pytest.mark.parametrize("kind", [FrameError, TrustError, ModelError])
+def test_link_that_its_peer_does_not_take_is_an_error_with_the_peer(kind: type[RingTuneError]) -> None:
+    """So the coordinator knows that either of both may be its cause; it is one of links, whatever the peer calls it."""
+    error = link_error(kind("not today"))
+    assert isinstance(error, FrameError | ConnectionFailedError)
+    assert (str(error), error.peer) == ("node a can't send to node b: not today", "b")
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [("certificate has expired", "start it again"), ("unable to get local issuer certificate", "join with a token")],
+)
+def test_link_that_the_certificate_of_a_peer_prevents_is_an_error_with_the_peer(text: str, remedy: str) -> None:
+    """So a run that is prepared goes on without that host; what to do stands beside. Its own certificate is its own."""
+    told = ConnectionFailedError(f"Ssl handshake failed: {text}")
+    with speaking_as(speaker_of("a")):
+        error = link_error(told)
+    assert (type(error), error.peer) == (ConnectionFailedError, "b")
+    assert "who answers at 127.0.0.1:1 has a certificate" in str(error)
+    assert remedy in str(error)
+    with speaking_as(speaker_of("a", later_s=-(DAYS + 1) * DAY_S)):
+        error = link_error(told)
+    assert (type(error), error.peer) == (TrustError, "")
+    assert "the certificate of this process has expired" in str(error)
 
 
 def test_channels_of_an_audit_are_closed_with_the_run() -> None:
@@ -102,12 +112,3 @@ def test_channels_of_an_audit_are_closed_with_the_run() -> None:
     assert waiting.code() is grpc.StatusCode.CANCELLED
     with pytest.raises(InterruptedRunError, match="the run was released here"):
         fetch_audited(asked, "a", "127.0.0.1:1", until_s, lease_s=20.0, stub=stub)
-
-
-def test_next_run_is_measured_with_the_heap_of_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run without room for a heap has changed it; once it is over the heap keeps freed memory again."""
-    calls: list[str] = []
-    for name in ("keep_freed_memory", "release_memory"):
-        monkeypatch.setattr(active_run, name, lambda name=name: calls.append(name))
-    ActiveRun("r", "b", 0, make_plan([("a", 0, 2), ("b", 2, 4)], ["a"])).drop()
-    assert calls == ["keep_freed_memory", "release_memory"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -102,6 +101,39 @@ def test_membership_waits_for_a_dead_namesake(monkeypatch: pytest.MonkeyPatch) -
     assert set(coordinator.calls[4:]) == {"beat", "leave"}  # a beat may be under way while the node leaves
 
 
+def test_membership_asks_less_and_less_often() -> None:
+    """The waits double up to five seconds."""
+    waits_s: list[float] = []
+
+    class GiveUp(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits_s.append(timeout or 0.0)
+            return False
+
+    coordinator = FakeCoordinator()
+    coordinator.joins = [grpc.StatusCode.UNAVAILABLE] * 6
+    member = make(coordinator, Told())
+    member.join(timeout_s=1000.0, give_up=GiveUp())
+    member.leave()
+    assert waits_s == [0.5, 1.0, 2.0, 4.0, 5.0, 5.0]
+
+
+def test_membership_leaves_though_its_heartbeats_have_ended_at_once() -> None:
+    """Their thread ends as the node begins to leave, maybe before it does anything else."""
+
+    class Ending(threading.Event):
+        def set(self) -> None:
+            super().set()
+            member._thread.join(WAIT_S)
+
+    coordinator = FakeCoordinator()
+    member = make(coordinator, Told())
+    member._leaving = Ending()
+    member.join(timeout_s=WAIT_S)
+    member.leave()
+    assert coordinator.calls == ["join", "leave"]
+
+
 def test_membership_join_gives_up_with_the_reason() -> None:
     """Nobody there, or the name stays taken: the error says which, with its exit code.
 
@@ -123,47 +155,6 @@ def test_membership_join_gives_up_with_the_reason() -> None:
     with pytest.raises(RingTuneError):
         make(coordinator, Told()).join(timeout_s=WAIT_S)
     assert coordinator.calls == ["join"]
-
-
-def test_membership_complains_once_and_asks_less_and_less_often(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One line for each kind of reason, with what to do; the waits double up to five seconds; joining is told."""
-    waits_s: list[float] = []
-
-    class GiveUp(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
-            waits_s.append(timeout or 0.0)
-            return False
-
-    monkeypatch.setattr(ms, "_LOG", logging.getLogger("edge.test"))
-    coordinator = FakeCoordinator()
-    coordinator.joins = [grpc.StatusCode.UNAVAILABLE] * 7 + [grpc.StatusCode.ALREADY_EXISTS] * 2
-    member = make(coordinator, Told())
-    with caplog.at_level(logging.INFO, "edge.test"):
-        member.join(timeout_s=1000.0, give_up=GiveUp())
-        member.leave()
-    assert waits_s == [0.5, 1.0, 2.0, 4.0, 5.0, 5.0, 5.0, 5.0, 5.0]
-    gone, taken, joined = (record.getMessage() for record in caplog.records)
-    assert gone.startswith("node a can't join yet, trying for ") and "host:1" in gone
-    assert taken.startswith("node a can't join yet, trying for ")
-    assert joined.startswith("node a joined host:1")
-
-
-def test_membership_says_when_the_coordinator_is_back(caplog: pytest.LogCaptureFixture) -> None:
-    """One line when it is silent, one when its run is given up, one when it answers again."""
-    coordinator = FakeCoordinator(lease_s=0.001)
-    coordinator.beats = [grpc.StatusCode.UNAVAILABLE] * 3
-    member = make(coordinator, Told())
-    member._lease_s = 0.0
-    with caplog.at_level(logging.INFO, ms.__name__):
-        for _ in range(4):
-            member.send_heartbeat()
-    assert [record.getMessage() for record in caplog.records] == [
-        "coordinator host:1 has not answered for 0 s; check that it runs; a run is kept for it for 0 s",
-        "coordinator host:1 has not answered for 0 s; check that it runs",
-        "coordinator host:1 answers again",
-    ]
 
 
 @pytest.mark.parametrize(

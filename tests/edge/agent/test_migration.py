@@ -16,25 +16,22 @@ import pytest
 
 from coordinator.run.migration import MigrationDriver
 from edge.agent.active_run import ActiveRun
-from edge.agent.migration import AgentMigration, NextPlacement, read_ahead
-from edge.agent.servicer import AgentServicer, _next_placement
+from edge.agent.migration import AgentMigration, NextPlacement
+from edge.agent.servicer import AgentServicer
 from edge.checkpoint.snapshot_servicer import SnapshotFetcher, SnapshotServicer
 from edge.checkpoint.snapshots import MigratedState, SnapshotShelf, TurnSnapshots, block_digests, head_digest
-from edge.checkpoint.state_folder import StateFolder
 from edge.options import AgentOptions
 from edge.transport.access import RunAccess
 from edge.weights.weight_fetch import ModelFetcher
-from ringtune.errors import FrameError, IntegrityError, InterruptedRunError, ModelError, PlanError, TrustError
+from ringtune.errors import FrameError, IntegrityError, InterruptedRunError, TrustError
 from ringtune.job.job import Job, Model, parse_job
 from ringtune.models.folder import read_headers
-from ringtune.run_control.events import Move, MoveFailed, Prepare
-from ringtune.schedule.access import CopyBytes
+from ringtune.run_control.events import MoveFailed
 from ringtune.schedule.migration import Source
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn, turn_sequence
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
-from ringtune.techniques.replicas import CopyDigest
 from ringtune.transport.channels import Server
 from ringtune.v1 import control_pb2, control_pb2_grpc
 from tests.edge.checkpoint.test_snapshots import file_of
@@ -90,32 +87,6 @@ def test_node_fetches_the_tensors_of_its_next_slice_and_no_others(tmp_path: Path
         assert ask(host, PLAN.at(1)) == 0
     found = Path(host.models.for_run(RUN, JOB, PLAN.at(1), timeout_s=TIMEOUT_S).model.path)
     assert {name.split(".")[2] for name in read_headers(found)} == {"1", "2", "3"}
-
-
-def test_node_with_a_copy_only_asks_for_the_next_slice_to_be_read(tmp_path: Path) -> None:
-    """Nothing has to come."""
-    folder = write_bert(tmp_path / "m", prefix="bert.", num_files=3)
-    assert ask(Host(tmp_path / "cache", 1, path=folder), PLAN.at(1)) == 0
-    block = sum(one.info.nbytes for name, one in read_headers(folder).items() if ".2." in name)
-    assert read_ahead(folder, range(2, 3)) == block > 0
-    assert read_ahead(folder, range(0)) == 0
-
-
-def test_node_fetches_nothing_for_another_run(tmp_path: Path) -> None:
-    """The run under way keeps what it has, and a plan that is none is refused."""
-    host: Any = Host(tmp_path / "cache", 1)
-    with pytest.raises(FrameError, match="prepare it first"):
-        ask(host, PLAN.at(1), run_id="r20260101-000000-11111111")
-    with pytest.raises(PlanError):
-        AgentMigration(host, "b").fetch_ahead(RUN, "{}", "", timeout_s=TIMEOUT_S)
-
-
-def test_node_that_nobody_gives_weights_says_so(tmp_path: Path) -> None:
-    """The run goes on where it is."""
-    with serving(None) as server:
-        host = Host(tmp_path / "cache", server.port)
-        with pytest.raises(ModelError, match="has no model folder"):
-            ask(host, PLAN.at(1))
 
 
 def test_release_of_the_run_ends_the_fetching(tmp_path: Path) -> None:
@@ -201,15 +172,6 @@ def turn(index: int) -> Turn:
     return [one for one in turn_sequence(TWO_AGENTS_PLAN.course) if one.kind is StepKind.TRAIN][index]
 
 
-def test_grants_of_another_placement_are_refused(ring: TwoAgents) -> None:
-    """A node that has moved knows only turns of its present placement."""
-    prepare(ring)
-    with pytest.raises(FrameError, match="node a has placement 0, not 1; prepare it first"):
-        ring.agents["a"].grant(TWO_AGENTS_RUN, 1, [turn(0)])
-    with pytest.raises(FrameError, match="node a has placement 0, not 1; prepare it first"):
-        ring.agents["a"].moves.rest(TWO_AGENTS_RUN, 1, timeout_s=WAIT_S)
-
-
 def test_node_without_a_place_only_stops_and_still_has_its_snapshot(ring: TwoAgents) -> None:
     """Others may ask for its blocks until the run is over, or another one begins because the coordinator died."""
     prepare(ring)
@@ -229,22 +191,6 @@ def test_node_without_a_place_only_stops_and_still_has_its_snapshot(ring: TwoAge
     agent.inspect(OTHER, TWO_AGENTS_JOB, None, timeout_s=WAIT_S)
     with pytest.raises(FrameError, match="keeps no snapshot"):
         agent.moves.shelf.get(TWO_AGENTS_RUN, 0)
-
-
-@pytest.mark.parametrize("is_finished", [True, False])
-def test_node_that_left_a_run_marks_its_shards_when_the_run_is_finished(tmp_path: Path, is_finished: bool) -> None:
-    """Nobody goes on from them then, so that they may go like those of any finished run."""
-    ring = TwoAgents(state=tmp_path)
-    prepare(ring)
-    agent = ring.agents["b"]
-    with StateFolder(tmp_path, "a", timeout_s=WAIT_S) as folder:
-        folder.run(TWO_AGENTS_RUN).keep_rows("what the run left here")
-    agent.moves.rest(TWO_AGENTS_RUN, 0, timeout_s=WAIT_S)
-    agent.moves.move(to(moving(TWO_AGENTS_PLAN, (1, (("a", 0, 4),))).at(1)), timeout_s=WAIT_S)
-    agent.release(TWO_AGENTS_RUN, "over", is_finished=is_finished)
-    ring.close()
-    with StateFolder(tmp_path, "a", timeout_s=WAIT_S) as folder:
-        assert folder.run(TWO_AGENTS_RUN).is_finished() is is_finished
 
 
 def test_links_that_break_while_the_node_rests_are_no_failure(ring: TwoAgents) -> None:
@@ -470,44 +416,3 @@ def test_coordinator_learns_of_which_node_a_copy_is_disputed(takes_holder: bool)
     driver = MigrationDriver(TWO_AGENTS_PLAN, job, unused, unused, calls, unused, unused, unused, unused)
     failed = MoveFailed("b", 3, "IntegrityError", "node b: no node has block 1", "a")
     assert list(driver._moved("b", 3, reply)) == [failed]
-
-
-def test_move_arrives_as_the_coordinator_said_it() -> None:
-    """Sources, digests, other nodes and planned bytes: through the request, into what the node works with.
-
-    Also a preparation has the address of a node that the plan leaves out: the blocks of a resumed run may be there.
-    """
-    told: list[control_pb2.MoveRequest] = []
-    prepared: list[dict[str, str]] = []
-    part = moving(TWO_AGENTS_PLAN, (1, (("b", 0, 4),))).at(1)
-    call: Any = SimpleNamespace(
-        place=lambda number: None,
-        move=lambda request, **_: told.append(request),
-        prepare=lambda request, **_: prepared.append(dict(request.addresses)),
-    )
-    calls, addresses = dict.fromkeys(part.nodes, call), {**ADDRESSES, "c": "127.0.0.1:3"}
-    checkpoints: Any = SimpleNamespace(shards_run="first", go_on=lambda *_: None)
-    books, job, sizes = cast(Any, None), parse_job(TWO_AGENTS_JOB, source="it"), CopyBytes(1000, 50)
-    driver = MigrationDriver(part, job, checkpoints, addresses, calls, print, print, sizes, books)
-    digests = (CopyDigest(2, "22"), CopyDigest(HEAD_UNIT, "44"))
-    driver.tell(Move("b", part, START, 1, (Source("a", 0, 3),), 2, "a", digests, (Source("c", 1, 2),), "c"))
-    driver.prepare(Prepare("b", part), None)
-    assert prepared == [addresses]
-    (request,) = told
-    assert _next_placement(request) == NextPlacement(
-        run_id="",
-        placement_number=1,
-        plan_json=part.to_wire(),
-        job_toml=TWO_AGENTS_JOB,
-        addresses=addresses,
-        shards_run="first",
-        start=START,
-        from_placement_number=1,
-        sources=(Source("a", 0, 3),),
-        from_step=2,
-        head_from="a",
-        digests={2: "22", HEAD_UNIT: "44"},
-        others=(Source("c", 1, 2),),
-        other_head="c",
-        sizes=CopyBytes(1000, 50),
-    )

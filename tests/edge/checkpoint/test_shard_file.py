@@ -108,12 +108,6 @@ def test_shard_of_equal_state_is_equal_bytes() -> None:
     assert len({to_shard(own, optimizer, b"head", METADATA) for _ in range(8)}) == 1
 
 
-def test_shard_carries_the_head_only_if_it_is_given() -> None:
-    """One owner holds the head; a node without a slice has nothing else."""
-    assert load_shard(to_shard({}, None, b"head", METADATA), {}, None, METADATA, with_head=True) == b"head"
-    assert load_shard(to_shard({}, None, None, METADATA), {}, None, METADATA, with_head=False) is None
-
-
 def test_shard_that_does_not_fit_changes_nothing() -> None:
     """Another run, plan, node or step, a torn file, another slice or shape is refused before anything is taken over.
 

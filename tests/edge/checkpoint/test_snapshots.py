@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from edge.checkpoint.snapshot_servicer import SnapshotServicer
-from edge.checkpoint.snapshots import FILE, SnapshotFile, SnapshotShelf, TurnSnapshots, block_digests, block_of
+from edge.checkpoint.snapshots import FILE, SnapshotFile, SnapshotShelf, TurnSnapshots, block_digests
 from edge.checkpoint.turn_snapshots import TurnSnapshotter
 from edge.transport.access import RunAccess
 from ringtune.errors import FrameError, IntegrityError, StorageError, TrustError
@@ -26,7 +26,6 @@ from ringtune.storage.pieces import Pieces
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
 from ringtune.transport.parties import Party, node_party
 from ringtune.v1 import control_pb2
-from tests.support.cases import cases
 from tests.support.plans import make_plan
 
 
@@ -250,15 +249,6 @@ def test_copies_of_a_checkpoint_are_saved_whenever_they_come(kept: TurnSnapshots
     assert kept.everything() == ("", ())
 
 
-def test_everything_that_is_kept_is_told_with_its_run(kept: TurnSnapshots) -> None:
-    """Files of all nodes, and heads."""
-    kept.keep("run", 8, "a", file_of(0))
-    kept.keep("run", 8, "b", file_of(2), b"head")
-    run_id, files = kept.everything()
-    wanted = [(8, file_of(0), False), (8, file_of(2), False), (8, b"head", True)]
-    assert run_id == "run" and sorted(files) == sorted(wanted)
-
-
 def test_full_disk_loses_the_copy_of_a_checkpoint_and_not_the_run(kept: TurnSnapshots) -> None:
     """The sender is answered, so that it goes on; a copy that this node does not keep is refused before it arrives."""
     chunks = [control_pb2.KeepChunk(file=chunk) for chunk in cut_pieces(FILE, [file_of(0), file_of(1)])]
@@ -324,22 +314,3 @@ def test_each_holder_gets_one_file_and_the_turn_is_done_with_the_last_one() -> N
         copy.then()
     head = {plan.course.head: hashlib.sha256(b"a head").hexdigest()}
     assert told == [{**head, **block_digests(Pieces.of(file_of(0, 1)))}]
-
-
-@cases(
-    ("name", "block"),
-    [
-        ("3.output.weight", 3),
-        ("adapter/3.output.weight", 3),
-        ("adapter/4.a/3.output.weight", 3),
-        ("moments/anna/12.output.weight/exp_avg", 12),
-        ("sums/0.output.weight", 0),
-        ("velora/3.output/count", 3),
-        ("pairs/lora[alpha=2.0]/3.output", 3),
-        ("head", -1),
-        ("adapter/embeddings.weight", -1),
-    ],
-)
-def test_block_of_a_tensor_is_in_its_name(name: str, block: int) -> None:
-    """Users may have names like blocks, and kinds of adapters have dots."""
-    assert block_of(name) == block

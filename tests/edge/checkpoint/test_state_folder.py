@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import multiprocessing
 import os
 import shutil
 import threading
@@ -26,7 +25,6 @@ from edge.checkpoint.state_folder import (
     room_bytes,
 )
 from edge.checkpoint.turn_snapshots import save_turns
-from edge.options import default_state
 from ringtune.errors import (
     BusyError,
     DataError,
@@ -42,6 +40,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.storage.pieces import Piece, Pieces
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
 from tests.support.plans import make_plan
+from tests.support.processes import running_python
 
 RUN = "r20260101-000000-00000000"
 SLICES = [("a", 0, 2), ("b", 2, 4)]
@@ -66,11 +65,14 @@ class FakeModel:
         self.loaded.append(bytes(data))
 
 
-def hold(path: Path, ready: Any) -> None:
-    """Take the lock until killed."""
-    with StateFolder(path, "a"):
-        ready.send(True)
-        ready.recv()
+_HOLD = """
+import sys, threading
+from pathlib import Path
+from edge.checkpoint.state_folder import StateFolder
+with StateFolder(Path(sys.argv[1]), "a"):
+    print("locked", flush=True)
+    threading.Event().wait(600.0)
+"""
 
 
 def test_room_for_a_run_counts_what_a_killed_run_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,15 +93,11 @@ def test_room_for_a_run_counts_what_a_killed_run_left(tmp_path: Path, monkeypatc
 
 def test_state_folder_lets_one_process_write(tmp_path: Path) -> None:
     """A second one is told so, and a killed one leaves no lock behind."""
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=hold, args=(tmp_path, theirs))
-    process.start()
-    assert ours.poll(10.0)
-    with pytest.raises(BusyError, match=f"another agent, process {process.pid}, uses the folder"):
+    with (
+        running_python(_HOLD, tmp_path) as process,
+        pytest.raises(BusyError, match=f"another agent, process {process.pid}, uses the folder"),
+    ):
         StateFolder(tmp_path, "a", timeout_s=0.0)
-    process.kill()
-    process.join(30.0)
     StateFolder(tmp_path, "a", timeout_s=30.0).close()
 
 
@@ -179,17 +177,6 @@ def test_shards_survive_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert shards.problem(4, before.sha256) == ""
 
 
-def test_shards_are_dropped_only_when_told(tmp_path: Path) -> None:
-    """A node does not know which checkpoints are complete; the coordinator says so."""
-    with StateFolder(tmp_path, "a") as folder:
-        shards = folder.run(RUN)
-        for step in (2, 4, 6, 8):
-            shards.write(step, Pieces.of(b"x"))
-        assert shards.steps() == (2, 4, 6, 8)
-        shards.keep_from(6)
-        assert shards.steps() == (6, 8)
-
-
 RUNS = [f"r202601{day:02}-000000-00000000" for day in range(2, 16)]
 
 
@@ -266,16 +253,6 @@ def test_saver_of_a_finished_run_marks_it_and_of_one_that_goes_on_takes_the_mark
         assert folder.run(RUN).steps() == (4,)
 
 
-def test_saver_says_what_a_shard_is_of_and_loads_it(tmp_path: Path) -> None:
-    """Run, plan, node and step are in every shard."""
-    saver, model = Saver(tmp_path, RUN, PLAN, "a"), FakeModel()
-    shard = saver.save(4, model, with_head=True)
-    assert model.asked == [({"run_id": RUN, "plan_digest": PLAN.digest, "node": "a", "step": "4"}, True)]
-    saver.load(4, shard.sha256, model, with_head=True)
-    assert model.loaded == [b"content of 4"]
-    saver.close()
-
-
 @pytest.mark.parametrize(("before", "now", "is_refused"), [("x", "x", False), ("x", "y", True), ("", "y", False)])
 def test_saver_does_not_go_on_with_other_rows(tmp_path: Path, before: str, now: str, is_refused: bool) -> None:
     """The owner and the remedy are named; a run of an earlier version kept no digest, and goes on."""
@@ -316,29 +293,6 @@ def test_saver_names_the_file_of_a_shard_that_can_not_be_gone_on_with(tmp_path: 
     saver.close()
 
 
-def test_saver_names_the_file_of_a_holders_shard_without_a_head(tmp_path: Path) -> None:
-    """A run that goes on needs the head of the owner that held it; which file lacks it is told."""
-    from edge.checkpoint.shard_file import ShardContent
-
-    class Model(FakeModel):
-        """Saves without a head whatever it is asked."""
-
-        def shard(self, metadata: Any, *, with_head: bool) -> Pieces:
-            """Nothing but what it is of."""
-            return ShardContent({}, None).write(None, metadata)
-
-        def load_shard(self, data: Pieces, metadata: Any, *, with_head: bool) -> None:
-            """As an executor does."""
-            ShardContent({}, None).load(data, metadata, with_head=with_head)
-
-    saver = Saver(tmp_path, RUN, PLAN, "a")
-    shard = saver.save(4, Model(), with_head=True)
-    saver.load(4, shard.sha256, Model(), with_head=False)
-    with pytest.raises(IntegrityError, match=r"node a, .*step-4\.safetensors: the shard has no head"):
-        saver.load(4, shard.sha256, Model(), with_head=True)
-    saver.close()
-
-
 @pytest.mark.parametrize(
     ("plan", "is_resumed", "is_needed"), [(PLAN, False, True), (QUIET, True, True), (QUIET, False, False)]
 )
@@ -374,15 +328,6 @@ def test_check_shards_answers_for_each(tmp_path: Path) -> None:
     assert "has no shard" in problems[0]
     assert problems[1] == ""
     assert all("--state" in problem for problem in check_shards(None, "a", RUN, asked, timeout_s=1.0))
-
-
-def test_default_state_follows_the_desktop_rule(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """XDG_STATE_HOME, or .local/state in the home folder."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert default_state("a") == tmp_path / "ringtune/a"
-    monkeypatch.delenv("XDG_STATE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert default_state("a") == tmp_path / "home/.local/state/ringtune/a"
 
 
 def test_moments_of_a_killed_run_go_when_the_folder_is_opened_again(tmp_path: Path) -> None:
@@ -584,16 +529,6 @@ def test_turns_of_a_lost_run_are_saved_in_place_of_those_before(tmp_path: Path) 
         shards.write(16, Pieces.of(file_of(5)))
     assert save_turns(tmp_path, "c", RUN_OF_PARTS, LATER, [SnapshotFile(20, file_of(5), is_head=False)]) == (20,)
     assert [part.step for part in shards.parts()] == [16, 20]
-
-
-def test_full_disk_costs_the_last_turns_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is said in the log; the run goes on from its newest checkpoint."""
-
-    def full(*_: object, **__: object) -> None:
-        raise StorageError("no room")
-
-    monkeypatch.setattr(RunShards, "write_part", full)
-    assert save_turns(tmp_path, "c", RUN_OF_PARTS, RUN_OF_PARTS, [SnapshotFile(8, file_of(0), is_head=False)]) == ()
 
 
 @pytest.mark.parametrize("kind", ["link", "link to nothing", "folder", "pipe"])

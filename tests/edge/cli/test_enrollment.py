@@ -15,7 +15,7 @@ from coordinator.server.certificate_authority import Authority
 from coordinator.server.server import announcing
 from edge.cli import enrollment
 from edge.cli.enrollment import choose_trust, find_coordinator, read_token, resolve_node_name
-from edge.options import AgentOptions, default_name, default_state
+from edge.options import default_name, default_state
 from ringtune import __version__, cli
 from ringtune.errors import ConnectionFailedError, TokenError, TrustError, UsageError
 from ringtune.transport.discovery import Announcement
@@ -46,11 +46,6 @@ def spoken() -> str:
     """As whom this process speaks."""
     who = speaker()
     return str(who.identity.party) if who else ""
-
-
-def test_choosing_is_plain_without_an_identity(tmp_path: Path) -> None:
-    """As it was before there were certificates."""
-    assert (choose(tmp_path), spoken()) == (None, "")
 
 
 def test_choosing_takes_the_identity_that_is_there(tmp_path: Path) -> None:
@@ -190,15 +185,6 @@ def test_choosing_reads_a_token_from_a_file_or_standard_input(tmp_path: Path, mo
         read_token(tmp_path / "none")
 
 
-def test_choosing_an_identity_opens_the_way_to_other_machines(tmp_path: Path) -> None:
-    """Without ``--insecure`` an address beyond this machine needs a certificate, and with one it is allowed."""
-    with pytest.raises(UsageError, match="no certificate to encrypt with"):
-        AgentOptions(coordinator="10.0.0.1:7070", name="pi")
-    keep(node_trust(tmp_path), speaker_of("pi"))
-    choose(tmp_path)
-    AgentOptions(coordinator="10.0.0.1:7070", name="pi")
-
-
 def test_choosing_a_bad_identity_ends_the_command_in_a_line(tmp_path: Path) -> None:
     """Exit code 3 before anything is started, and the file or the clock is named."""
     cases: dict[str, tuple[Speaker, str]] = {
@@ -269,13 +255,6 @@ def find(tmp_path: Path, *, token: Path | None = None, insecure: bool = False) -
     return find_coordinator("pi", None, token, state=tmp_path, insecure=insecure)[0]
 
 
-def test_node_takes_the_coordinator_of_this_machine_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without looking further."""
-    monkeypatch.setattr(enrollment, "_listens", lambda address: True)
-    monkeypatch.setattr(enrollment, "announced", lambda look_s: pytest.fail("looked"))
-    assert find(tmp_path) == "127.0.0.1:7070"
-
-
 def test_node_trusts_its_token_and_later_its_certificate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With neither, or with ``--insecure``, it joins none by itself."""
     monkeypatch.setattr(enrollment, "announced", lambda look_s: [FOUND])
@@ -286,15 +265,6 @@ def test_node_trusts_its_token_and_later_its_certificate(monkeypatch: pytest.Mon
             find(tmp_path, insecure=insecure)
     keep(node_trust(tmp_path), speaker_of("pi"))
     with pytest.raises(TrustError, match="of the certificate in"):
-        find(tmp_path, token=token_in(tmp_path))
-
-
-def test_node_without_the_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Looking is an extra; an address needs none."""
-    import sys
-
-    monkeypatch.setitem(sys.modules, "zeroconf", None)
-    with pytest.raises(UsageError, match=r"give --coordinator HOST:PORT, or install .*\[discovery\]"):
         find(tmp_path, token=token_in(tmp_path))
 
 

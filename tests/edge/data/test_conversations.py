@@ -33,6 +33,8 @@ from tests.support.chat_models import (
 )
 from tests.support.trl_labels import CHATML
 
+pytestmark = pytest.mark.usefixtures("templates_in_process")
+
 ROWS = conversations(12, system=True)
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from edge.data.dataset import OwnerDataset, RowsDigest
-from edge.data.tokens import Encoder, NoTokenError, load_tokenizer
+from edge.data.tokens import Encoder, NoTokenError
 from ringtune.config.sections import Data
 from ringtune.errors import DataError, ModelError
 from ringtune.job.job import parse_job
@@ -84,44 +84,6 @@ def test_data_errors_name_file_line_and_column(model_folder: Path, tmp_path: Pat
             OwnerDataset.load(job, rows, None, tokenizer_folder=folder)
 
 
-def test_data_shares_cover_all_rows_once(model_folder: Path, tmp_path: Path) -> None:
-    """The shares of training and evaluation rows are disjoint and complete; a short evaluation may leave some empty."""
-    job = ring.make_job(model_folder)
-    datasets = ring.make_datasets(job, model_folder, tmp_path, ("a", "b", "c"), num_rows=31, eval_rows=2)
-    assert sorted(dataset.train_rows for dataset in datasets.values()) == [10, 10, 11]
-    assert sum(dataset.eval_rows for dataset in datasets.values()) == 2
-    texts = [text for dataset in datasets.values() for text in dataset._train._encoder._texts]  # type: ignore[attr-defined]
-    labels = [label for dataset in datasets.values() for label in dataset._train._labels]  # type: ignore[attr-defined]
-    assert sorted(zip(texts, labels, strict=True)) == sorted(tiny.make_rows(31, seed=1))
-
-
-def test_tokenizer_whose_package_is_missing_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To fetch the model again would not help: the package is named, however the library tells it."""
-    from transformers import AutoTokenizer
-
-    (tmp_path / "tokenizer.model").write_bytes(b"pieces")
-
-    def refuse(*_: object, **__: object) -> None:
-        raise ImportError("LlamaTokenizer requires the SentencePiece library")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(AutoTokenizer, "from_pretrained", refuse)
-        with pytest.raises(
-            ModelError, match=r"needs a package that is missing \(LlamaTok.*SentencePiece.*; install it$"
-        ):
-            load_tokenizer(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
-    monkeypatch.setattr("edge.data.tokens.find_spec", lambda name: None)
-    with pytest.raises(ModelError, match=r"needs the package sentencepiece; install it$"):
-        load_tokenizer(tmp_path)
-    (tmp_path / "spm.model").write_bytes(b"pieces")
-    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "DebertaV2Tokenizer", "vocab_type": "spm"}')
-    with pytest.raises(
-        ModelError, match=r"it has spm\.model without tokenizer\.json, .*; save that file too, with Auto"
-    ):
-        load_tokenizer(tmp_path)
-
-
 def test_data_batch_is_what_the_tokenizer_pads(model_folder: Path, tmp_path: Path) -> None:
     """A batch holds the stream's rows, padded to the longest of the batch and cut at max_length."""
     from transformers import AutoTokenizer
@@ -147,21 +109,6 @@ def test_data_batch_is_what_the_tokenizer_pads(model_folder: Path, tmp_path: Pat
         assert batch.labels.tolist() == [tiny.LABELS.index(label) for _, label in picked]
         widths.add(batch.ids.shape[1])
     assert max(widths) == 12
-
-
-def test_data_evaluation_ends_with_a_short_batch(model_folder: Path, tmp_path: Path) -> None:
-    """Evaluation batches go through the rows in order, each once."""
-    job = ring.make_job(model_folder)
-    datasets = ring.make_datasets(job, model_folder, tmp_path, ("a",), eval_rows=14)
-    dataset = datasets["a"]
-    dataset.set_labels(tiny.LABELS)
-    plan = ring.make_plan(job, datasets, {"b": (0, 4)})
-    labels = [
-        label
-        for index, rows in enumerate((6, 6, 2))
-        for label in dataset.batch(plan.course, _item(StepKind.EVALUATE, index, rows)).labels.tolist()
-    ]
-    assert labels == [tiny.LABELS.index(label) for _, label in tiny.make_rows(14, seed=2)]
 
 
 def test_data_refuses_a_class_outside_the_labels(model_folder: Path, tmp_path: Path) -> None:
@@ -304,15 +251,6 @@ def test_rows_that_are_left_out_or_cut_are_counted_by_owner(model_folder: Path, 
     for part in parts:
         part.mean_tokens(4, 1, "a")
     assert sum(part.cut_rows for part in parts) == 1
-
-
-def test_class_that_differs_in_blanks_only_from_one_of_the_run_says_so(model_folder: Path, tmp_path: Path) -> None:
-    """Nobody finds that in two lists of names."""
-    (tmp_path / "rows.csv").write_text("text,label\na,good\nb,Bad \n")
-    job = ring.make_job(model_folder)
-    data = OwnerDataset.load(job, tmp_path / "rows.csv", None, tokenizer_folder=model_folder)
-    with pytest.raises(DataError, match=r"class 'Bad ', which differs in spaces or capitals only from 'bad' of"):
-        data.set_labels(("bad", "good"))
 
 
 RUN = "r20260101-000000-00000000"

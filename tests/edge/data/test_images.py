@@ -385,12 +385,6 @@ def test_images_say_what_pictures_need(vit: Path, tmp_path: Path, monkeypatch: p
         load(vit, tmp_path)
 
 
-def test_images_need_a_model_for_images(family: Callable[[str], Path]) -> None:
-    """A text model takes none."""
-    with pytest.raises(ModelError, match="takes no images"):
-        make_source(family("bert"))
-
-
 def test_images_have_their_tokens_whatever_the_longest_text_is(vit: Path, tmp_path: Path) -> None:
     """Facts, rows and measured sizes follow the model; no frame of the ring is bounded by the job's key."""
     path = write_images(tmp_path / "images.npz", 12, seed=2)
@@ -402,18 +396,6 @@ def test_images_have_their_tokens_whatever_the_longest_text_is(vit: Path, tmp_pa
         bench = ring.make_bench(vit, job, data)
         assert {size.tokens for size in bench.sizes} == {IMAGE_TOKENS}
     assert bench.measure(Timer(window_s=0.0), budget_s=0.0, disk=None).work_times
-
-
-def test_images_are_shared_out_by_class(vit: Path, tmp_path: Path) -> None:
-    """Splits work on images as on texts."""
-    path = write_images(tmp_path / "images.npz", 40, seed=2)
-    job = ring.make_job(
-        vit, model__task="image-classification", data__split="dirichlet:0.1", train__max_length=IMAGE_TOKENS
-    )
-    parts = [OwnerDataset.load(job, path, path, share=share, num_owners=2, tokenizer_folder=vit) for share in range(2)]
-    assert sum(part.train_rows for part in parts) == 40
-    assert [part.eval_rows for part in parts] == [20, 20]
-    assert {name for part in parts for name in part.labels} == set(tiny.LABELS)
 
 
 def test_further_frames_of_moving_pictures_are_counted_and_the_first_is_taken(

@@ -15,7 +15,7 @@ from edge.data.prompts import PackedPrompts, PromptReader
 from edge.data.texts import Language, LanguageExamples
 from edge.data.tokens import IGNORED
 from edge.runtime.executor import NodeExecutor
-from ringtune.errors import DataError, ModelError
+from ringtune.errors import ModelError
 from ringtune.job.job import parse_job
 from tests.support import chat_models, tiny
 from tests.support import hand_ring as ring
@@ -95,21 +95,6 @@ def test_prompts_of_a_share_are_kept_packed(model_folder: Path, tmp_path: Path) 
     tracemalloc.stop()
     content = sum(4 * len(prompt.ids) + len(json.dumps(prompt[1:])) + 16 for prompt in every)
     assert len(packed) == len(every) and used < 1.6 * content
-
-
-def test_language_leaves_a_block_without_target_out(model_folder: Path, tmp_path: Path) -> None:
-    """One token has nothing before it."""
-    path = tmp_path / "text.txt"
-    path.write_text(" ".join(tiny.words()[: LENGTH + 1]))
-    assert len(read(model_folder, path)) == 1
-    path.write_text("w1")
-    with pytest.raises(DataError, match="has 1 tokens; a block needs 2"):
-        read(model_folder, path)
-    path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DataError, match=r"is not utf-16 .*set data.encoding"):
-        read(model_folder, path)
-    with pytest.raises(DataError, match="is not there"):
-        read(model_folder, tmp_path / "no.txt")
 
 
 def test_language_rows_end_with_the_token_of_the_end(tmp_path: Path) -> None:

@@ -30,7 +30,9 @@ from edge.data.conversations import Conversations
 from edge.data.texts import Language
 from ringtune.job.job import Job, parse_job
 from tests.support.chat_models import write_conversations, write_tokenizer
-from tests.support.trl_labels import ANSWERS, MAX_LENGTH, NUM_ROWS, RECORDED, Case, all_cases, recorded, write_case
+from tests.support.trl_labels import ANSWERS, MAX_LENGTH, RECORDED, Case, all_cases, recorded, write_case
+
+pytestmark = pytest.mark.usefixtures("templates_in_process")
 
 CASES = all_cases()
 OF_TRL: dict[str, Any] = json.loads(RECORDED.read_text(encoding="utf-8"))
@@ -52,14 +54,6 @@ def found_of(case: Case, folder: Path) -> tuple[list[list[int]], list[list[int]]
     batches = [examples.batch([index], {}) for index in range(len(examples))]
     ids, labels = ([getattr(batch, name)[0].tolist() for batch in batches] for name in ("ids", "labels"))
     return ids, labels, list(examples.of_rows)
-
-
-def test_recording_is_of_these_rows() -> None:
-    """As many cases and rows; each case has rows that are cut."""
-    assert {"versions", *CASES} == OF_TRL.keys() and OF_TRL["versions"]["trl"] == "0.24.0"
-    for name, case in CASES.items():
-        rows = OF_TRL[name]["rows"]
-        assert len(rows) == len(case.rows) == NUM_ROWS and max(row[0] for row in rows) == MAX_LENGTH
 
 
 @pytest.mark.parametrize("name", CASES)

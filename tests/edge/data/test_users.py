@@ -13,7 +13,6 @@ from edge.data.dataset import OwnerDataset
 from edge.runtime.node_model import _check_data
 from ringtune.errors import DataError
 from ringtune.job.job import Job
-from ringtune.job.rows import count_users, sorted_by_user
 from ringtune.schedule.run_shape import Owner, UserRows
 from tests.support import hand_ring as ring
 from tests.support import tiny
@@ -59,16 +58,6 @@ def test_users_are_counted_by_name_and_their_rows_lie_together(tmp_path: Path, m
         dataset.set_labels(tiny.LABELS)
     ours, theirs = (dataset._train.batch(range(10), dataset._targets) for dataset in (found, in_order))
     assert ours.ids.equal(theirs.ids) and ours.labels.equal(theirs.labels)
-
-
-def test_users_of_shares_are_those_of_the_whole_file(tmp_path: Path, model_folder: Path) -> None:
-    """Each share counts its own; a job without the column counts nobody, and keeps the order of the file."""
-    train = _write(tmp_path / "train.jsonl", _texts(11, seed=3))
-    parts = [_load(_job(model_folder), model_folder, train, share=at, num_owners=2) for at in range(2)]
-    assert [sum(user.train_rows for user in part.users) for part in parts] == [part.train_rows for part in parts]
-    summed = {name: sum(u.train_rows for part in parts for u in part.users if u.name == name) for name in set(USERS)}
-    assert summed == {"anna": 4, "ben": 5, "carl": 2}
-    assert _load(ring.make_job(model_folder), model_folder, train).users == ()
 
 
 def test_users_have_all_windows_of_their_questions(tmp_path: Path, model_folder: Path) -> None:
@@ -125,13 +114,6 @@ def test_users_with_odd_names_are_refused_by_line(tmp_path: Path, model_folder: 
     path = tiny.write_rows(tmp_path / "train.csv", 4, seed=1)
     with pytest.raises(DataError, match=r"has no column 'who'; it has the columns 'text', 'label'; set data.user"):
         _load(_job(model_folder), model_folder, path)
-
-
-def test_whole_numbers_and_blanks_are_names() -> None:
-    """Sorting is stable and by name; users without examples are no users."""
-    assert sorted_by_user([0, 2, 3, 1], ["ben", "anna", "ben", "anna"]) == [3, 1, 0, 2]
-    assert sorted_by_user([2, 0], ()) == [2, 0]
-    assert count_users([("7", 2), ("x", 0)], [("7", 1)]) == (UserRows(name="7", train_rows=2, eval_rows=1),)
 
 
 def test_users_of_a_node_have_to_be_those_of_the_plan(tmp_path: Path, model_folder: Path) -> None:

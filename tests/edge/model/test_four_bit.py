@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import tracemalloc
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load, load_file, save_file
 
-from edge.model.four_bit import _rounded_scales, round_to_nf4
+from edge.model.four_bit import round_to_nf4
 from edge.model.frozen_weights import FrozenFiles, FrozenMatrix
 from edge.model.result import description_files
 from edge.model.tensor_files import SafetensorsFiles
@@ -168,16 +167,6 @@ def test_matrix_of_an_unknown_type_is_refused(tmp_path: Path) -> None:
     tensors["a.weight.quant_state.bitsandbytes__af4"] = tensors.pop("a.weight.quant_state.bitsandbytes__nf4")
     with pytest.raises(ModelError, match=r"4-bit tensor a\.weight is of type 'af4', known are nf4 and fp4"):
         SafetensorsFiles(write(tmp_path, tensors))
-
-
-def test_rounding_of_scales_makes_no_object_of_each() -> None:
-    """A matrix of 64 million numbers has a million scales, whose list took 29 MiB."""
-    tracemalloc.start()
-    try:
-        _rounded_scales(torch.rand(1 << 15))
-        assert tracemalloc.get_traced_memory()[1] < 1 << 18  # 8 bytes each
-    finally:
-        tracemalloc.stop()
 
 
 def test_families_with_transposed_matrices_are_refused() -> None:

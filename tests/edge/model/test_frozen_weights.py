@@ -6,7 +6,6 @@ import itertools
 import json
 import subprocess
 import sys
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from edge.model import frozen_weights as held_module
 from edge.model.four_bit import FourBit, WideningBuffer, round_to_nf4
-from edge.model.frozen_weights import CompactMatrix, FrozenFiles, FrozenMatrix, RowScaled, mm_into, round_to_int8
+from edge.model.frozen_weights import CompactMatrix, FrozenFiles, FrozenMatrix, RowScaled, round_to_int8
 from edge.model.tensor_files import SafetensorsFiles
 from edge.runtime.executor import NodeExecutor
 from edge.techniques.activation_checkpointing import saved_tensors
@@ -110,40 +108,6 @@ def test_matrix_keeps_nothing_else_for_the_backward() -> None:
     assert not saved_tensors(linear(make("int8"))(x))
 
 
-class LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the results of torch's functions that are in use at once."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._live = weakref.WeakValueDictionary[int, torch.Tensor]()
-        self.most = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        if isinstance(found, torch.Tensor):
-            self._live[id(found)] = found
-        self.most = max(self.most, len(self._live))
-        return found
-
-
-@pytest.mark.parametrize("dtype", FROZEN_DTYPES)
-def test_sum_widens_some_rows_at_a_time(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
-    """A decoder is looked through for numbers that are not finite, and a copy in float32 may not fit.
-
-    More pieces need no more tensors: a small one that stays beside each larger one that goes makes the heap grow.
-    """
-    matrix, most = make(dtype), list[int]()
-    wanted = matrix.wide().double().sum()
-    monkeypatch.delattr(CompactMatrix, "wide")
-    for rows in (ROWS // 2, 5, 1):
-        monkeypatch.setattr(held_module, "_SUMMED_BYTES", rows * COLUMNS * 4)
-        with LiveTensors() as live:
-            found = matrix.held.total()
-        torch.testing.assert_close(found, wanted)
-        most.append(live.most)
-    assert most[0] == most[1] == most[2]
-
-
 USES: list[Callable[[torch.Tensor], torch.Tensor]] = [
     lambda weight: functional.linear(torch.ones(4, ROWS), torch.t(weight)),
     lambda weight: functional.linear(torch.ones(4, ROWS), torch.transpose(weight, -2, -1), torch.ones(COLUMNS)),
@@ -165,31 +129,6 @@ def test_matrix_serves_every_use_of_the_libraries(dtype: str) -> None:
     assert isinstance(matrix, FrozenMatrix)
     for number, use in enumerate(USES):
         torch.testing.assert_close(use(matrix), use(matrix.wide()), msg=f"use {number}")
-
-
-@pytest.mark.parametrize("native", [False, True])
-def test_matrix_is_multiplied_into_a_place(native: bool) -> None:
-    """The products of subnets write into parts of a result, or add to them, with a bias or without."""
-    torch.manual_seed(0)  # of 300 other ones one is 0.203 off with rounded inputs
-    matrix, x, bias = make("int8", native=native), torch.randn(6, ROWS), torch.randn(COLUMNS)
-    plain, out = matrix.wide(), torch.zeros(6, 2 * COLUMNS)
-    mm_into(out[:, :COLUMNS], x, matrix, bias=bias)
-    mm_into(out[:, :COLUMNS], x, matrix, add=True)
-    want = torch.zeros(6, COLUMNS)
-    mm_into(want, x, plain, bias=bias)
-    mm_into(want, x, plain, add=True)
-    torch.testing.assert_close(out[:, :COLUMNS], want, rtol=1e-5, atol=0.2 if native else 1e-4)
-    assert not out[:, COLUMNS:].any()
-
-
-def test_product_may_be_added_to_in_place() -> None:
-    """As blocks of Falcon add attention to their feed-forward part."""
-    layer, x = linear(make("int8")), torch.randn(2, 3, COLUMNS, requires_grad=True)
-    found = layer(x)
-    found += torch.ones(ROWS)
-    (got,) = torch.autograd.grad(found.square().sum(), x)
-    (want,) = torch.autograd.grad((layer(x) + 1).square().sum(), x)
-    assert torch.equal(got, want)
 
 
 def test_matrix_stays_small_when_its_module_is_converted() -> None:

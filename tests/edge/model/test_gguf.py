@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
@@ -189,17 +188,6 @@ def test_values_are_those_of_the_merged_model(
     assert found.keys() == wanted.keys()
     for name, values in wanted.items():
         np.testing.assert_allclose(found[name], values.detach().numpy(), rtol=1e-6, atol=1e-6)
-
-
-def test_float64_is_written_as_float32(tmp_path: Path) -> None:
-    """The file of a run that computed in float64 is that of the same values in float32."""
-    write_family(tmp_path, "llama", with_decoder=True)
-    write_tokenizer(tmp_path)
-    write_model(tmp_path, tmp_path / "single.gguf", name="tiny")
-    tensors = load_file(tmp_path / "model.safetensors")
-    save_file({name: tensor.double() for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
-    write_model(tmp_path, tmp_path / "double.gguf", name="tiny")
-    assert (tmp_path / "double.gguf").read_bytes() == (tmp_path / "single.gguf").read_bytes()
 
 
 class AnsweredHere:

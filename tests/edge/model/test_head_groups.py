@@ -87,11 +87,6 @@ def test_slices_of_llama_keep_query_heads_with_their_key_value_head() -> None:
         subnets_of_block(model.layers[0], "llama", model.config, 4)
 
 
-def test_every_family_has_a_layout() -> None:
-    """No family is forgotten."""
-    assert LAYOUTS.keys() == FAMILIES.keys()
-
-
 RANGES = ((1, 3), (4, 7))
 
 

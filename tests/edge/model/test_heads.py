@@ -174,13 +174,6 @@ def test_logits_of_a_large_vocabulary_are_never_there_at_once(
     assert MAX_LOGIT_BYTES // 2 < seen.peak_bytes <= MAX_LOGIT_BYTES + 8 * vocabulary
 
 
-def test_logits_of_a_small_vocabulary_are_computed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Below the bound nothing is chunked: the head is called as before."""
-    monkeypatch.delattr(heads, "token_loss")
-    counts, _ = computed(torch.randn(ROWS, TOKENS, WIDTH), torch.randn(VOCAB, WIDTH), a_batch())
-    assert counts.num_targets > 0
-
-
 @pytest.mark.parametrize("value", [3e38, float("nan")])
 def test_logits_that_overflow_choose_no_token(value: float) -> None:
     """A node may send a finite hidden state of any size; what is impossible (-inf) is no fault."""

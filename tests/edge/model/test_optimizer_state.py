@@ -252,44 +252,6 @@ def test_state_that_has_no_room_is_refused_with_both_numbers(tmp_path: Path, mon
     assert sum(path.stat().st_size for path in (tmp_path / "moments").iterdir()) == needed
 
 
-def test_state_takes_its_room_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What others write meanwhile takes nothing of it; a unit has no state before its update."""
-    units, others = make_units(), make_units()
-    keeper = DiskStateStore(tmp_path / "moments", "adamw", OF)
-    disk, memory = UnitOptimizers(Train(), units, keeper), UnitOptimizers(Train(), others)
-    keeper.reserve(units)
-    sizes = {path.name: path.stat().st_size for path in (tmp_path / "moments").iterdir()}
-    assert sizes == {f"{unit}.safetensors": keeper.file_bytes(unit, values) for unit, values in units.items()}
-
-    def no_room(*_: Any) -> NoReturn:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", no_room)
-    for unit in (0, 3, 0):
-        for optimizers, own in ((disk, units), (memory, others)):
-            step(optimizers, own, unit)
-    assert bytes(write_tensors(disk.tensors())) == bytes(write_tensors(memory.tensors()))
-    disk.close()
-    assert list((tmp_path / "moments").iterdir()) == []
-
-
-def test_state_is_read_ahead_once_before_each_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps are interleaved at a node, so that it is asked again and again for what comes next."""
-    asked: list[str] = []
-    monkeypatch.setattr(Prefetcher, "ask", lambda _, path: asked.append(path.stem))
-    units = make_units()
-    disk = on_disk(tmp_path / "moments", units)
-    for unit in (0, 3):
-        step(disk, units, unit)
-    for _ in range(4):
-        disk.prefetch([0, 3, -1])  # -1 has no state yet
-    assert asked == ["0", "3"]
-    step(disk, units, 0)
-    disk.prefetch([0, 3])
-    assert asked == ["0", "3", "0"]
-    disk.close()
-
-
 def test_prefetcher_hints_the_whole_file_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every byte once; a file that is gone is no error, and what is asked after the end is not read."""
     path, asked, is_done = tmp_path / "file", [], threading.Event()

@@ -15,7 +15,7 @@ from torch import nn
 from edge.model.families.recorded import hidden_states, pack_embedding, run_block
 from edge.techniques.micro_batches import MicroBatch, MicroBatches
 from ringtune.costs.model_facts import check_job
-from ringtune.errors import JobError, ModelError, PlanError
+from ringtune.errors import JobError, ModelError
 from ringtune.models.families import FAMILIES
 from ringtune.models.folder import read_config, select_tensors
 from ringtune.models.passed_values import PassedValues, SharedKeys, gemma3n_passed, gemma4_passed
@@ -198,10 +198,3 @@ def test_gradients_travel_without_inputs_of_blocks() -> None:
     flows.put(key, sent, None)
     whole = flows.whole_grad(Action(Op.BACKWARD, 0, 0, 0, 2))
     assert whole is not None and torch.equal(whole, nn.functional.pad(sent, (0, 2)))
-
-
-@pytest.mark.parametrize("widths", [((9, 9), (5, 5)), ((9,) * 5, ()), ((5,) * 5, (9,) * 5)])
-def test_widths_of_a_plan_fit_its_blocks(widths: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
-    """One for each of four blocks and the head, and no gradient of more than what entered."""
-    with pytest.raises(PlanError, match="have to be widths for 4 blocks"):
-        changed(make_plan([("a", 0, 4)], ["a"]), entering=widths[0], returning=widths[1])

@@ -41,14 +41,6 @@ def test_tensor_of_any_type_comes_out_as_it_was() -> None:
         assert torch.equal(target, tensor), (name, shape)
 
 
-def test_pieces_are_read_from_the_tensor_when_they_are_gone_through() -> None:
-    """Nothing was copied before."""
-    tensor = torch.zeros(4)
-    source = pieces_of(tensor)
-    tensor += 1
-    assert bytes(source.data) == torch.ones(4).numpy().tobytes()
-
-
 def test_fill_takes_pieces_that_cut_a_number() -> None:
     """As a message of a link may; converted into a part of a larger tensor, or as they came."""
     for dtype, target_dtype in ((torch.bfloat16, torch.float64), (torch.float32, torch.float32)):

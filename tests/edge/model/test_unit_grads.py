@@ -12,7 +12,7 @@ from edge.model import unit_grads
 from edge.model.tensor_files import pieces_of
 from edge.model.unit_grads import add_up_rows, collect_sparse, complete, grad_blob, load_grads
 from ringtune.errors import DivergedError, IntegrityError
-from ringtune.storage.pieces import PIECE_BYTES, Pieces
+from ringtune.storage.pieces import Pieces
 from ringtune.storage.tensor_files import write_tensors
 
 ROWS, WIDTH = 9, 3
@@ -138,15 +138,6 @@ def test_gradient_of_a_tied_table_is_the_sum_of_both_and_travels_whole() -> None
     assert torch.equal(dense(copy)["table"], unit["table"].grad)
 
 
-def test_gradient_of_a_tied_table_may_come_from_the_head_alone() -> None:
-    """An embedding whose own gradient is none yet has that of the head."""
-    unit = make_unit()
-    stand_in = nn.Parameter(unit["table"].detach())
-    stand_in.grad = torch.ones(ROWS, WIDTH)
-    complete(unit, [(unit["table"], stand_in)])
-    assert unit["table"].grad is not None and bool((unit["table"].grad == 1.0).all())
-
-
 def test_gradient_on_its_way_is_not_changed_by_an_update() -> None:
     """The file may be read after the update of the unit, by a slow link."""
     unit, copy = trained_unit([[5, 0]]), make_unit()
@@ -158,14 +149,6 @@ def test_gradient_on_its_way_is_not_changed_by_an_update() -> None:
     load_grads(Pieces.of(bytes(blob)), copy, where="it")
     found = dense(copy)
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
-
-
-def test_parameter_without_gradient_has_none_at_the_copy() -> None:
-    """An optimizer leaves it alone there too."""
-    unit, copy = make_unit(), make_unit()
-    unit["bias"].grad, copy["table"].grad = torch.ones(WIDTH), torch.ones(ROWS, WIDTH)
-    load_grads(Pieces.of(bytes(grad_blob(unit, ()))), copy, where="it")
-    assert copy["table"].grad is None and copy["bias"].grad is not None
 
 
 TABLE, BIAS = torch.ones(ROWS, WIDTH), torch.ones(WIDTH)
@@ -197,19 +180,3 @@ def test_gradient_that_does_not_fit_is_refused_and_changes_nothing() -> None:
         with pytest.raises(DivergedError, match="bias"):
             load_grads(of(grad__bias=torch.tensor([1.0, bad, 2.0])), unit, where="it")
         assert unit["bias"].grad is before
-
-
-def test_gradient_is_looked_at_a_piece_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch makes a copy of what it is asked about: of a whole table it would be a second one beside the gradient."""
-    values = 2 * PIECE_BYTES // 4
-    blob = Pieces.of(bytes(of(grad__table=torch.ones(values, 1))))
-    asked, is_finite = [], torch.isfinite
-
-    def watched(tensor: torch.Tensor) -> torch.Tensor:
-        asked.append(tensor.nbytes)
-        return is_finite(tensor)
-
-    monkeypatch.setattr(torch, "isfinite", watched)
-    load_grads(blob, {"table": nn.Parameter(torch.zeros(values, 1))}, where="it")
-    assert 0 < max(asked) <= PIECE_BYTES
-    assert sum(asked) == 4 * values

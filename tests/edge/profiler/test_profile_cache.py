@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import statistics
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from edge.checkpoint.state_folder import CACHE_FILE
 from edge.data.dataset import MeanTokens
 from edge.options import AgentOptions
 from edge.profiler import works
-from edge.profiler.profile_cache import KEPT_ENTRIES, LONGEST_AGE_S, ProfileCache, cache_key
+from edge.profiler.profile_cache import KEPT_ENTRIES, LONGEST_AGE_S, ProfileCache
 from edge.profiler.timing import MeasuredWork, TimingRequest
 from edge.profiler.works import Bench
 from ringtune.costs.measurement import job_shape
@@ -32,17 +31,6 @@ from tests.support import tiny
 
 POINT = WorkTime(work=Work.HEAD, rows=2, tokens=8, median_s=0.02, low_s=0.01, high_s=0.03, samples=4)
 MEASURED = MeasuredWork((POINT,), 77.0)
-
-
-def test_cache_gives_back_what_was_put(tmp_path: Path) -> None:
-    """Under the same key, for a budget that is not larger; another key finds nothing."""
-    cache = ProfileCache(tmp_path)
-    assert cache.find("a", budget_s=0.0) is None
-    cache.put("a", MEASURED, budget_s=2.0)
-    again = ProfileCache(tmp_path)
-    assert again.find("a", budget_s=2.0) == MEASURED
-    assert again.find("a", budget_s=4.0) is None
-    assert again.find("b", budget_s=0.0) is None
 
 
 def test_cache_forgets_what_is_old(tmp_path: Path) -> None:
@@ -95,20 +83,6 @@ def test_cache_that_is_damaged_is_ignored_with_a_warning(tmp_path: Path, caplog:
         assert caplog.text == "" or content != EARLIER
         cache.put("a", MEASURED, budget_s=1.0)
         assert cache.find("a", budget_s=1.0) == MEASURED
-
-
-def test_cache_without_room_warns_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A folder that can't be made costs a measurement the next time, not this run."""
-    (tmp_path / "file").write_text("in the way")
-    with caplog.at_level(logging.WARNING):
-        ProfileCache(tmp_path / "file").put("a", MEASURED, budget_s=1.0)
-    assert "not remembered" in caplog.text
-
-
-def test_cache_key_changes_with_every_part() -> None:
-    """A part with another value, or another name, is another key; the order is nothing."""
-    assert cache_key(a=1, b="x") == cache_key(b="x", a=1)
-    assert len({cache_key(a=1), cache_key(a="1"), cache_key(b=1), cache_key(a=2), cache_key()}) == 5
 
 
 class Counted:
@@ -202,13 +176,6 @@ def test_inspection_tells_hardware_shape_and_times(
     assert facts.hardware.endswith("1 thread")
     assert (facts.block_forward_s, facts.block_graph_s, facts.block_backward_s) == (0.02, 0.02, 0.02)
     assert facts.activation_token_bytes == 77
-
-
-def test_inspection_without_timing_has_rows_but_no_times(model_folder: Path, tmp_path: Path) -> None:
-    """What is given by a profile need not be measured."""
-    facts = inspect(model_folder, tmp_path, ring.make_job(model_folder), None)
-    assert (facts.work_times, facts.block_forward_s, facts.shape.is_measured) == ((), 0.0, False)
-    assert facts.train_rows == 20 and facts.train_tokens > 0
 
 
 @pytest.mark.promise("7 bounded memory")

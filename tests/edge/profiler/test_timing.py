@@ -45,25 +45,12 @@ def measure(clock: ThrottledClock, seconds: float, *, window_s: float, budget_s:
     return timer.measure(cycle, budget_s=budget_s)[Work.FORWARD]
 
 
-def test_window_is_three_periods_of_a_quota_at_least() -> None:
-    """And never so short that a neighbour's turn or two would fill it."""
-    assert window_of(CpuQuota(0.5, 0.1)) == pytest.approx(0.3)
-    assert window_of(CpuQuota(0.5, 0.01)) == 0.05
-    assert window_of(None) == 0.02
-
-
 @pytest.mark.parametrize("seconds", [0.0002, 0.0011, 0.004, 0.02])
 def test_timing_sees_a_quota_that_short_timings_would_miss(seconds: float) -> None:
     """A quarter of a core in periods of 10 ms: work takes four times as long, also what fits into one period."""
     quota = CpuQuota(0.25, 0.01)
     honest = measure(ThrottledClock(0.01, 0.0025), seconds, window_s=window_of(quota))
     assert honest.median_s == pytest.approx(4 * seconds, rel=0.25)
-
-
-def test_timing_of_one_piece_of_work_would_miss_the_quota() -> None:
-    """The reason for windows: the median of single timings shows a processor without a quota."""
-    naive = measure(ThrottledClock(0.01, 0.0025), 0.0002, window_s=0.0)
-    assert naive.median_s == pytest.approx(0.0002)
 
 
 def test_timing_gives_median_and_quartiles_of_windows() -> None:

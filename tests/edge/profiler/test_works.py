@@ -11,20 +11,18 @@ from typing import Any, Final, NoReturn
 import pytest
 import torch
 
-from edge.data.tokens import Batch
 from edge.machine.resources import fit_heap, keep_freed_memory, peak_rss_bytes, release_memory, reset_peak, rss_bytes
 from edge.model.slice import BlockRunner
 from edge.profiler import works
 from edge.profiler.timing import Timer
-from edge.profiler.works import decode, encode, handling_s, known_labels, resized
+from edge.profiler.works import decode, encode, handling_s
 from edge.runtime.executor import NodeExecutor
 from edge.runtime.reporter import Reporter
-from ringtune.costs.measurement import Size
 from ringtune.costs.memory_terms import MemoryEstimate
 from ringtune.costs.profile import PART_OF, WHOLE_WORKS, Work, WorkTime
 from ringtune.errors import DeadlineError, PlanError, RingTuneError, StorageError
 from ringtune.models.families import DESCRIBED
-from ringtune.models.family import CAUSAL_LM, QUESTION_ANSWERING
+from ringtune.models.family import CAUSAL_LM
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.course import FrozenWeights
 from tests.bench.memory_boards import LlamaShape, write_llama
@@ -227,27 +225,6 @@ def test_measure_works_for_every_family_and_task(tmp_path: Path, model_type: str
     }
     (rows, tokens), half = bench.sizes
     assert half == ((rows // 2, tokens) if task == "image-classification" else (rows, tokens // 2))
-
-
-def test_resized_batch_repeats_and_cuts_rows_and_tokens() -> None:
-    """Labels follow their task: one each, one a token, or a span that stays inside."""
-    ids = torch.arange(6).reshape(2, 3)
-    ones = torch.ones(2, 3, dtype=torch.int64)
-    batch = Batch(ids=ids, mask=ones, token_type_ids=ones, labels=ids, examples=torch.tensor([4, 9]))
-    wide = resized(batch, Size(3, 4), CAUSAL_LM)
-    assert wide.ids.tolist() == [[0, 1, 2, 0], [3, 4, 5, 3], [0, 1, 2, 0]]
-    assert wide.labels.tolist() == wide.ids.tolist()
-    assert wide.mask.tolist() == [[1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 1, 0]]
-    assert wide.examples.tolist() == [4, 9, 4]
-    spans = batch._replace(labels=torch.tensor([[0, 1], [2, 2]]))
-    assert resized(spans, Size(2, 2), QUESTION_ANSWERING).labels.tolist() == [[0, 1], [1, 1]]
-
-
-def test_known_labels_are_two_at_least() -> None:
-    """A node that knows one class, or none, times a head of two."""
-    assert known_labels(("b", "a", "c"), None, has_classes=True) == ("a", "b", "c")
-    assert known_labels((), None, has_classes=True) == ("(one)", "(other)")
-    assert known_labels((), None, has_classes=False) == ()
 
 
 def test_bench_times_frozen_weights_as_they_are_held(model_folder: Path) -> None:

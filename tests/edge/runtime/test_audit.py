@@ -444,6 +444,7 @@ def projects_pairs_otherwise(name: str, action: Action, executor: NodeExecutor) 
         own.load({site: torch.full((own._sizes[site],), 0.1, dtype=torch.float64) for site in own.tensors()})
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("cheat", "named", "manner"),
     [

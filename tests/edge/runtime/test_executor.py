@@ -10,11 +10,9 @@ import pytest
 import torch
 
 from edge.agent.torch_backend import kept_file
-from edge.model import tensor_files
 from edge.model.tensor_files import pieces_of
 from edge.runtime import executor as executor_module
 from edge.runtime.executor import NodeExecutor
-from edge.runtime.node_model import host
 from ringtune.errors import DataError, DivergedError, FrameError, IntegrityError, ModelError, PlanError
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.stages import unit_grad_key
@@ -49,17 +47,6 @@ def _pass_frozen(hand: ring.HandRing, seq: int, micro: int) -> int:
     for block in range(2):
         host.run(ring.action(Op.FORWARD_FREE, seq, micro, block, block + 1))
     return host.live_bytes()
-
-
-@pytest.mark.parametrize(("device", "told"), [("cpu", "64.0 KiB of frozen weights are copied"), ("meta", "")])
-def test_node_tells_of_copied_weights_where_others_would_be_mapped(
-    hand: ring.HandRing, model_folder: Path, monkeypatch: pytest.MonkeyPatch, device: str, told: str
-) -> None:
-    """On an accelerator, which "meta" stands for, a file with aligned data would help nobody."""
-    monkeypatch.setattr(tensor_files, "_TOLD_BYTES", 1)
-    job = hand.job.with_overrides({"model.dtype": "float32"})
-    copied = host(hand.plan, "b", job, model_folder, None, device=torch.device(device)).copied
-    assert copied.startswith(told) and bool(copied) is bool(told)
 
 
 @pytest.mark.promise("3 frozen means free")

@@ -28,12 +28,11 @@ from ringtune.errors import (
     StorageError,
 )
 from ringtune.run_control.checkpoint import Shard
-from ringtune.schedule.actions import Action, Op, Payload, TensorKey
+from ringtune.schedule.actions import Action, TensorKey
 from ringtune.schedule.lowering import item_updates
 from ringtune.schedule.methods import Hift
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StartPoint, StepKind, Turn, items, turn_sequence
-from ringtune.schedule.units import EMBEDDING
+from ringtune.schedule.turns import StepKind, Turn, items, turn_sequence
 from ringtune.techniques.operations import check_scores
 from ringtune.techniques.replicas import compared_copies
 from ringtune.transport.codecs import scores_from_proto
@@ -130,21 +129,21 @@ def test_run_executor_error_names_node_and_class(caplog: pytest.LogCaptureFixtur
 
 
 @pytest.mark.parametrize("error", [IntegrityError, DivergedError])
-@pytest.mark.parametrize("what", ["load_head_blob", "put_parcel"])
-def test_run_names_the_sender_of_what_can_not_be_used(what: str, error: type[RingTuneError]) -> None:
-    """The head that an owner hands over, and a parcel: either of both may be wrong."""
+@pytest.mark.parametrize(("what", "node"), [("put_tensor", "b"), ("load_head_blob", "c"), ("put_parcel", "c")])
+def test_run_names_the_sender_of_what_can_not_be_used(what: str, node: str, error: type[RingTuneError]) -> None:
+    """A hidden state, the head that an owner hands over, and a parcel: either of both may be wrong."""
 
     def refuse(*args: object) -> None:
         raise error("it is not what it should be")
 
     executor = FakeExecutor()
     setattr(executor, what, refuse)
-    plan = two_hosts() if what == "load_head_blob" else changed(two_hosts(), method=Hift(group_size=2))
-    with ring_of(plan, executors={"c": executor}) as ring:
+    plan = changed(two_hosts(), method=Hift(group_size=2)) if what == "put_parcel" else two_hosts()
+    with ring_of(plan, executors={node: executor}) as ring:
         ring.start()
         ring.grant_all()
-        failed = failure_of(ring.reports["c"])
-    assert failed == rp.Failed(error.__name__, "node c: it is not what it should be", "a")
+        failed = failure_of(ring.reports[node])
+    assert failed == rp.Failed(error.__name__, f"node {node}: it is not what it should be", "a")
 
 
 def test_run_lost_peer_is_reported_once_and_at_once() -> None:
@@ -246,21 +245,6 @@ def test_run_takes_a_tensor_that_came_twice_for_no_other() -> None:
         assert not run._inbox
 
 
-def test_run_on_an_owner_that_hosts_nothing_hands_the_head_over() -> None:
-    """Node c owns data only: the next owner's turn is done for it at once, and its head still goes there."""
-    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["c", "a"], num_steps=8)
-    with ring_of(plan) as ring:
-        ring.start()
-        assert ring.wait_done(len(ring.grant_all()))
-        sent = [entry for entry in ring.reports["c"].of(rp.Sent) if entry.payload == "t"]
-        assert (sent[0].target, sent[0].seq) == ("a", 2)
-        assert all(
-            action.op in (Op.EMBED, Op.HEAD, Op.UPDATE)
-            for action in ring.executors["c"].log
-            if isinstance(action, Action)
-        )
-
-
 RUN = "r20260101-000000-00000000"
 PLAN_OF_CHECKPOINTS = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_steps=8, checkpoint_every=2)
 
@@ -322,18 +306,6 @@ def test_run_reports_a_turn_as_done_after_its_shard_is_on_disk(tmp_path: Path, s
             is_whole = {"came": True, "dropped": False}.get(entry, is_whole)
 
 
-def test_run_drops_shards_when_it_is_told(savers: dict[str, Saver]) -> None:
-    """Not before: only the coordinator knows which checkpoints are complete."""
-    saver = savers["a"]
-    with ring_of(PLAN_OF_CHECKPOINTS, savers=savers) as ring:
-        ring.start()
-        assert ring.wait_done(len(ring.grant_all()))
-        assert saver.open().steps() == (2, 4, 6, 8)
-        ring.runs["a"].keep_shards_from(6)
-        ring.runs["a"].call(lambda: None, timeout_s=WAIT_S, what="the shards to be dropped")
-        assert saver.open().steps() == (6, 8)
-
-
 @pytest.mark.parametrize(
     ("theirs", "message"),
     [({"b": FullDisk()}, "did not save step 2: No space left"), ({}, r"node b has no folder for checkpoints.*--state")],
@@ -349,38 +321,6 @@ def test_run_that_can_not_save_fails_with_a_name_of_its_own(
         assert failed.error == StorageError.__name__
         assert re.search(message, failed.message)
         assert not ring.reports["b"].of(rp.ShardSaved)
-
-
-def test_recording_of_a_resumed_run_replays(savers: dict[str, Saver]) -> None:
-    """The start point is part of the recording."""
-    start = StartPoint.of(PLAN_OF_CHECKPOINTS.course, step=4, holder="b")
-    with ring_of(PLAN_OF_CHECKPOINTS, savers=savers, start=start, record=True) as ring:
-        ring.start()
-        turns = ring.grant_all()
-        assert ring.wait_done(len(turns))
-    for node, reports in ring.reports.items():
-        assert len(require_replays(reports, PLAN_OF_CHECKPOINTS, node)) > len(turns)
-
-
-def test_run_sends_gradients_of_units_to_every_other_owner() -> None:
-    """Twelve steps of three groups: four gradients of the embedding and four of the head, to each of two owners."""
-    plan = changed(make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "c", "d"], num_steps=12), method=Hift(group_size=2))
-    with ring_of(plan, record=True) as ring:
-        ring.start()
-        assert ring.wait_done(len(ring.grant_all()))
-        assert not any(run._inbox for run in ring.runs.values())
-    sent = [entry for node in plan.nodes for entry in ring.reports[node].of(rp.Sent) if entry.payload != Payload.HIDDEN]
-    grads = [entry for entry in sent if entry.payload == Payload.UNIT_GRAD]
-    assert len(grads) == 2 * (4 + 4) and not [entry for entry in sent if entry.payload == Payload.HEAD]
-    for owner in ("a", "c", "d"):
-        actions = [span.action for span in ring.reports[owner].of(Span)]
-        updates = [action for action in actions if action.op is Op.UPDATE]
-        assert sum(action.start == EMBEDDING for action in updates) == 4
-        assert sum(action.start == 4 for action in updates) == 4
-    came = [entry for owner in ("a", "c", "d") for entry in ring.executors[owner].log if isinstance(entry, bytes)]
-    assert len(came) == 16 and {entry.split(b"/")[1] for entry in came} == {b"-1", b"4"}
-    for node in plan.nodes:
-        require_replays(ring.reports[node], plan, node)
 
 
 PLAN_OF_OPERATIONS = changed(
@@ -454,16 +394,3 @@ def test_copy_watch_takes_a_digest_for_each_unit_after_its_last_update() -> None
             CopyCompared(turn.index, unit, f"{unit} after item {seq}") for unit, seq in wanted.items()
         )
         assert list(watch.take(turn.index)) == []
-
-
-def test_copy_watch_of_a_node_without_data_takes_none() -> None:
-    """A host has no copies; other actions of the same item are not taken for updates."""
-    watch = CopyMonitor(PLAN_OF_COPIES, "b", lambda *_: "x")
-    owner = CopyMonitor(PLAN_OF_COPIES, "a", lambda *_: "x")
-    for each in (watch, owner):
-        each.expect(TURNS[0])
-    for action in updates(PLAN_OF_COPIES, TURNS[0], "b"):
-        watch.after(action)
-    for unit, seq in compared_copies(PLAN_OF_COPIES.course, TURNS[0]).items():
-        owner.after(Action(Op.BACKWARD, seq, 0, unit, unit + 1))
-    assert list(watch.take(0)) == list(owner.take(0)) == []

@@ -110,9 +110,3 @@ def test_versions_update_between_micro_batches_of_an_item_is_refused() -> None:
     update(store, optimizer, 0)
     with pytest.raises(PlanError, match="item 1: the weights were updated between two of its micro-batches"):
         store.use(1)
-
-
-def test_versions_of_nothing_are_none() -> None:
-    """A node without blocks stores no version."""
-    store = VersionStore([], UnitOptimizers(Train(), {}))
-    assert (store.num_versions, store.peak_versions, store.peak_extra_bytes) == (0, 0, 0)

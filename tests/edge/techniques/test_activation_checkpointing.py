@@ -12,17 +12,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from edge.model.skeleton import Skeleton, build_skeleton
 from edge.model.slice import materialise
 from edge.model.tensor_files import SafetensorsFiles
-from edge.techniques.activation_checkpointing import DropoutMasks
+from edge.techniques.activation_checkpointing import PackedMasks
 from ringtune.costs.memory_sizes import drawn_token_bytes
 from ringtune.costs.model_facts import model_facts
 from ringtune.job.job import Job, parse_job
-from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.units import Range
-from tests.bench import saved_activations
-from tests.edge.techniques.test_velora import BLOCKS, build
 from tests.edge.techniques.test_velora import ROWS as VELORA_ROWS
 from tests.edge.techniques.test_velora import TOKENS as VELORA_TOKENS
 from tests.edge.techniques.test_velora import WIDTH as VELORA_WIDTH
+from tests.edge.techniques.test_velora import build
 from tests.support import tiny_families
 from tests.support.block_stack import Stack
 
@@ -35,41 +33,6 @@ def saved_bytes(build: Any, adapter: str, **policy: Any) -> float:
     return stack.saved_bytes(
         torch.randn(VELORA_ROWS, VELORA_TOKENS, VELORA_WIDTH), torch.ones(VELORA_ROWS, VELORA_TOKENS, dtype=torch.int64)
     )
-
-
-def test_stack_counts_what_each_policy_keeps(build: Any) -> None:
-    """With 8 parts an input of 4 D values becomes 8 numbers; a block that is run again keeps its input, and a mask."""
-    inner = build("bert", "full").model.config.intermediate_size
-    velora = Velora(blocks=BLOCKS, layers=("down",), parts=8)
-    none = saved_bytes(build, "full")
-    vector = 4 * (inner // 8) / (VELORA_ROWS * VELORA_TOKENS)
-    assert saved_bytes(build, "full", velora=velora) == pytest.approx(none - 4 * inner + 4 * 8 + vector)
-    assert saved_bytes(build, "full", recompute=BLOCKS) == 4 * VELORA_WIDTH + 8 / 2
-    half = saved_bytes(build, "full", recompute=(Range(0, 1),))
-    assert half == pytest.approx((none + 4 * VELORA_WIDTH) / 2, rel=0.05)
-
-
-@pytest.mark.parametrize("policy", [{}, {"recompute": BLOCKS}])
-def test_stack_goes_back_to_its_input(build: Any, policy: dict[str, Any]) -> None:
-    """The gradient of the input is that of all blocks, and the weights have theirs."""
-    skeleton = build("bert", "full")
-    saved, y = Stack(skeleton, dropout=0.0, **policy).forward(torch.randn(2, 8, VELORA_WIDTH), torch.ones(2, 8).long())
-    found = saved.backward(torch.ones_like(y))
-    assert found is not None
-    assert found.shape == y.shape
-    weights = [value for block in skeleton.blocks for value in block.parameters() if value.requires_grad]
-    assert all(value.grad is not None for value in weights)
-
-
-def test_bench_of_saved_activations_names_what_misses_its_bound() -> None:
-    """The worst case of each figure counts."""
-    case = {policy: {"saved_over_none": 0.1, "time_ratio": 1.0} for policy in saved_activations.POLICIES}
-    cases = {f"{name}_dropout_0.0": case for name in saved_activations.ADAPTERS}
-    figures = {"figures": saved_activations.figures_of(cases)}
-    assert saved_activations.missed(figures) == []
-    worse = {**case, "recompute": {"saved_over_none": 0.1, "time_ratio": 1.6}}
-    figures = {"figures": saved_activations.figures_of(cases | {"lora_dropout_0.1": worse})}
-    assert saved_activations.missed(figures) == ["recompute_time_ratio is 1.6, at most 1.5"]
 
 
 ROWS, TOKENS, WIDTH = 2, 16, 32
@@ -127,7 +90,7 @@ def test_second_run_draws_nothing_and_masks_take_what_planning_counts(tmp_path: 
 
 def test_masks_are_given_in_the_order_in_which_they_were_drawn() -> None:
     """The values are those of the first run, whatever the generator has come to; sizes that 8 does not divide too."""
-    x, masks = torch.ones(3, 7), DropoutMasks()
+    x, masks = torch.ones(3, 7), PackedMasks()
 
     def run() -> tuple[torch.Tensor, torch.Tensor]:
         return torch.dropout(x, 0.5, train=True), torch.dropout(x[:2], 0.1, train=True)
@@ -142,7 +105,7 @@ def test_masks_are_given_in_the_order_in_which_they_were_drawn() -> None:
 
 def test_nothing_is_kept_where_other_numbers_are_drawn() -> None:
     """Then the generator has to be where it was, so that all is drawn again."""
-    masks = DropoutMasks()
+    masks = PackedMasks()
     with masks.drawn():
         torch.dropout(torch.ones(8), 0.5, train=True)
         torch.rand(2)

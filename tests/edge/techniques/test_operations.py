@@ -448,46 +448,6 @@ def test_scores_take_at_most_what_is_counted(inputs: Any, kinds: tuple[Score, Sc
     assert 0.1 * counted < held <= counted
 
 
-@pytest.mark.parametrize("subnets", [1, 4])
-@pytest.mark.sampled(1)
-def test_scores_are_read_once_for_each_backward(inputs: Any, subnets: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every number that is read from an accelerator waits for all its work: not one for each part of each weight."""
-    case = Case(folder=inputs("bert"), microbatches=2)
-    hand = make_ring(case, SPLITS["two"], choice_of(Score.TAYLOR, Score.FISHER, subnets))
-    turn = score_turn(hand.plan, "a")
-    reads, reduce, tolist = [0], operations.ScoreCollector.reduce, torch.Tensor.tolist
-    during: list[int] = []
-
-    def count(tensor: torch.Tensor) -> Any:
-        reads[0] += 1
-        return tolist(tensor)
-
-    def refuse(tensor: torch.Tensor) -> Any:
-        raise AssertionError(f"one number was read by itself: {tensor.shape}")
-
-    def watched(own: operations.ScoreCollector, item: Item, action: Any) -> None:
-        before = reads[0]
-        with monkeypatch.context() as patch:
-            patch.setattr(torch.Tensor, "tolist", count)
-            for name in ("__float__", "item"):
-                patch.setattr(torch.Tensor, name, refuse)
-            reduce(own, item, action)
-        during.append(reads[0] - before)
-
-    monkeypatch.setattr(operations.ScoreCollector, "reduce", watched)
-    hooked = operations._reduce
-
-    def alone(*arguments: Any) -> None:
-        with monkeypatch.context() as patch:
-            for name in ("__float__", "item", "tolist"):
-                patch.setattr(torch.Tensor, name, refuse)
-            hooked(*arguments)
-
-    monkeypatch.setattr(operations, "_reduce", alone)
-    assert score(hand, turn)
-    assert during and set(during) == {1}
-
-
 def left_at(node: NodeExecutor) -> list[Any]:
     """Everything of a node that a score turn must not touch: tensors by identity and value, flags, gradients."""
     hosted = node._hosted

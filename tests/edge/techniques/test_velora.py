@@ -63,20 +63,6 @@ def test_projected_linear_is_exact_but_for_the_weight() -> None:
         assert torch.allclose(ours[2], grad.view(6, -1).t() @ rebuilt, rtol=1e-9, atol=1e-12), (inputs, parts)
 
 
-def test_projected_linear_of_one_value_a_subtoken_is_exact() -> None:
-    """As many parts as inputs: nothing is saved, and nothing is lost."""
-    x, weight, bias, grad = tensors(6)
-    z, vector = project(x, torch.ones(1, dtype=torch.float64)), torch.ones(1, dtype=torch.float64)
-    ours = gradients(projected(z, vector), x, weight, bias, grad)
-    for mine, plain in zip(ours, gradients(functional.linear, x, weight, bias, grad), strict=True):
-        assert torch.allclose(mine, plain, rtol=1e-12)
-
-
-def test_subtokens_have_zeros_behind_the_last_value() -> None:
-    """Five values in sub-tokens of two."""
-    assert subtokens(torch.arange(1.0, 6.0).view(1, 5), 2).tolist() == [[1, 2], [3, 4], [5, 0]]
-
-
 # ---- vectors ---------------------------------------------------------------------------------------
 
 
@@ -311,22 +297,6 @@ def test_velora_leaves_what_an_activation_function_keeps(
     kept = kept_inputs(lora, DOWN, 0.0, is_projected=True)
     assert set(kept.values()) == {False}
     assert any(name.startswith(f"0.{LAYOUTS[model_type].down}.") for name in kept) is not keeps
-
-
-def test_velora_keeps_one_projection_for_layers_of_one_input(build: Any) -> None:
-    """Query, key and value keep together 8 numbers a token, and so does each other input."""
-    skeleton = build("bert", "full", 0.1)
-    kept = {}
-    for velora in (None, every_layer("bert", blocks=BLOCKS)):
-        y = graph_of(skeleton, velora, 0.1)
-        weights = storage_bytes(skeleton.model.parameters())
-        found = storage_bytes(saved_tensors(y))
-        kept[velora is None] = sum(size for address, size in found.items() if address not in weights)
-    inner = skeleton.model.config.intermediate_size
-    inputs = ROWS * TOKENS * 4 * (3 * WIDTH + inner)
-    projections = ROWS * TOKENS * 4 * 4 * 8
-    vectors = 4 * (5 * WIDTH + inner) // 8
-    assert kept[True] - kept[False] == pytest.approx(2 * (inputs - projections - vectors), abs=2 * vectors)
 
 
 LORA = "lora[r=2,attn_matrices=['q','v'],intermediate_lora=True,output_lora=True]"

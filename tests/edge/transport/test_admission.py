@@ -274,13 +274,6 @@ def test_checks_hello_of_another_run_is_refused() -> None:
         check_hello(expectation(), None)
 
 
-def test_digest_of_a_plan_is_not_computed_for_each_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a large plan it takes milliseconds, in which the receiver's lock is held."""
-    (header, _), expected = frames.unpack(hello().message()), expectation()
-    monkeypatch.setattr(Plan, "digest", property(lambda _: pytest.fail("computed again")))
-    assert check_hello(expected, header) == "a"
-
-
 def test_links_that_the_plan_does_not_have_are_refused() -> None:
     """A link is for one pair of nodes that the plan names, and its certificate is of the sender."""
     expectation().require_link("a", None)

@@ -190,12 +190,3 @@ def _feed_small(assembler: Assembler, message: bytes) -> FeedResult:
     except FrameError:
         return assembler.feed(message)
     return FeedResult() if header is not None and header.payload_bytes > 10_000 else assembler.feed(message)
-
-
-def test_frames_describe_what_they_carry() -> None:
-    """A refusal names kind, item, micro-batch, block and source."""
-    encoded = tensors.encode(torch.zeros(1, 1, 1), None, "float32")
-    header = frames.tensor_header(hello(), TensorKey(Payload.GRAD, 12, 3, 4), encoded)
-    assert frames.as_text(header) == "the gradient of item 12, micro-batch 3, block 4, from node a"
-    head = frames.blob_header(hello(), Payload.HEAD, 2, Pieces.of(b""))
-    assert frames.as_text(head) == "the head for turn 2 from node a"

@@ -8,7 +8,6 @@ import pytest
 
 from edge.transport import frames
 from edge.transport.admission import FrameCheck
-from ringtune.engine.events import ParcelArrived
 from ringtune.errors import FrameError
 from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.course import Offload
@@ -20,10 +19,9 @@ from ringtune.schedule.turns import items, turn_sequence
 from ringtune.schedule.units import Range
 from ringtune.storage.pieces import Pieces
 from ringtune.v1 import ring_pb2
-from tests.support.wire_parts import expectation, hello, plan, receiver, sender
+from tests.support.wire_parts import expectation, hello, plan
 
 HELPERS = (Helper(node="z", start=0, stop=1), Helper(node="z", start=1, stop=2), Helper(node="c", start=2, stop=4))
-DATA = bytes(range(256)) * 20_000  # two chunks
 
 
 def helped(**changes: Any) -> Plan:
@@ -63,23 +61,6 @@ def test_parcels_have_weights_once_an_interval() -> None:
     first, *_, fourth = items(of.course, next(iter(turn_sequence(of.course))))
     assert parcels(of, first, "a", "z") and not parcels(of, first, "z", "a")
     assert parcels(of, fourth, "z", "a") == {weights(3, 0), weights(3, 1)}
-
-
-def test_parcels_have_their_key_and_are_named_in_words() -> None:
-    """Weights belong to a whole item, which no field of the wire can hold as it is."""
-    of = helped()
-    for key in (pairs(3, 1, 0), weights(3, 2)):
-        assert frames.key_of(header(of, "a", key)) == key
-    assert frames.as_text(header(of, "a", pairs(3, 1, 0))) == "the pairs of item 3, micro-batch 1, block 0, from node a"
-    assert frames.as_text(header(of, "z", weights(3, 0))) == "the updated weights of item 3, block 0, from node z"
-
-
-def test_parcels_arrive_with_key_and_bytes() -> None:
-    """As every other one does."""
-    of = helped()
-    with receiver(expectation(of, "z")) as node, sender(node.address, hello(of, "a"), "z") as out:
-        assert out.link.send_parcel(pairs(0, 1, 0), Pieces.of(DATA)) == len(DATA)
-        assert node.sink.next() == (ParcelArrived(pairs(0, 1, 0), "a"), DATA)
 
 
 def test_parcels_that_the_plan_does_not_foresee_are_refused() -> None:

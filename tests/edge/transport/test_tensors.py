@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from edge.transport import tensors
@@ -73,15 +72,6 @@ def test_tensors_int8_is_off_by_half_a_scale_at_most(seed: int, exponent: int, r
     smallest_step = 2.0**-149  # of float32
     bound = largest / 254 * (1 + 1e-5) + 127 * smallest_step
     assert bool(((came.double() - tensor.double()).abs() <= bound).all())
-
-
-def test_tensors_int8_keeps_zero_rows_and_extremes() -> None:
-    """A row of zeros stays zero; the largest element of a row stays itself."""
-    tensor = torch.tensor([[0.0, 0.0, 0.0], [-3.0, 1.5, 3.0]])
-    came, _ = _round_trip(tensor, None, "int8")
-    assert torch.equal(came[0], torch.zeros(3))
-    assert came[1].tolist() == pytest.approx([-3.0, 1.5, 3.0], abs=3.0 / 254)
-    assert came[1, 2].item() == pytest.approx(3.0, rel=1e-6)
 
 
 def test_tensors_bytes_are_known_before_encoding() -> None:
@@ -178,15 +168,6 @@ def test_tensors_float16_are_made_without_a_second_one_of_full_width() -> None:
     assert made.largest_bytes == encoded.payload_bytes == tensor.nbytes // 2
 
 
-def test_tensors_float16_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The largest element travels near 2^15, so that halves add up to infinity; that calls for no second look."""
-    encoded = tensors.encode(torch.rand(4, 64, 32), None, "float16")
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:  # loads the compiler
-        monkeypatch.setattr(torch, "isfinite", None)
-        tensors.decode(_payload(encoded), encoded.shape, "float16", 0, compute_dtype=torch.float16)
-    assert max(event.self_cpu_memory_usage for event in seen.key_averages()) < encoded.payload_bytes
-
-
 def test_tensors_mask_of_other_values_is_refused() -> None:
     """A mask holds zeros and ones only, and twos where rows are packed."""
     tensor, mask = hidden()
@@ -208,11 +189,3 @@ def test_tensors_of_another_size_are_refused() -> None:
             tensors.decode(payload, shape, "float32", mask_bytes, compute_dtype=torch.float32)
     with pytest.raises(FrameError, match="does not fit shape"):
         tensors.decode(payload[:-4], (2, 6, 7), "float32", 44, compute_dtype=torch.float32)
-
-
-def test_tensors_at_any_address_are_read() -> None:
-    """A payload that lies unaligned in its message is read all the same."""
-    tensor, _ = hidden()
-    whole = memoryview(bytearray(3) + _payload(tensors.encode(tensor, None, "float32")))
-    came, _ = tensors.decode(whole[3:], (2, 6, 8), "float32", 0, compute_dtype=torch.float32)
-    assert torch.equal(came, tensor)

@@ -10,7 +10,7 @@ from edge.transport import frames
 from edge.transport.admission import FrameCheck
 from ringtune.engine.events import ParcelArrived
 from ringtune.errors import FrameError
-from ringtune.schedule.actions import Payload, TensorKey, format_action
+from ringtune.schedule.actions import Payload, format_action
 from ringtune.schedule.lowering import WAITING, credit_boundary
 from ringtune.schedule.methods import Hift
 from ringtune.schedule.plan import Plan
@@ -32,15 +32,6 @@ def hift_plan(**changes: Any) -> Plan:
 def header(of: Plan, seq: int, unit: int, source: str = "c", data: bytes = b"x") -> ring_pb2.FrameHeader:
     """The header of a unit's gradient."""
     return frames.parcel_header(hello(of, source), unit_grad_key(seq, unit), Pieces.of(data))
-
-
-def test_unit_grad_header_has_the_key_of_its_unit() -> None:
-    """The embedding is -1, which no field of the wire can hold as it is."""
-    of = hift_plan()
-    assert frames.key_of(header(of, 3, EMBEDDING)) == TensorKey(Payload.UNIT_GRAD, 3, -1, EMBEDDING)
-    assert frames.key_of(header(of, 2, HEAD)) == TensorKey(Payload.UNIT_GRAD, 2, -1, HEAD)
-    assert frames.as_text(header(of, 3, EMBEDDING)) == "the gradient of the embedding for item 3 from node c"
-    assert frames.as_text(header(of, 2, HEAD)) == "the gradient of the head for item 2 from node c"
 
 
 def test_unit_grad_arrives_with_item_unit_and_bytes() -> None:

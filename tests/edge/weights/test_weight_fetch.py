@@ -256,32 +256,6 @@ def test_weights_fetch_leaves_a_source_that_brings_nothing(tmp_path: Path, monke
     assert liar.asked == 1
 
 
-class _Drip:
-    """A stub whose stream has nothing; it remembers the time that it was given."""
-
-    timeout_s = 0.0
-
-    def Fetch(self, request: weights_pb2.FetchRequest, *, timeout: float) -> Any:
-        self.timeout_s = timeout
-        return self
-
-    def __iter__(self) -> Iterator[weights_pb2.FetchChunk]:
-        return iter(())
-
-    def cancel(self) -> None:
-        """Be ended."""
-
-
-@pytest.mark.parametrize(("left_s", "given_s"), [(300.0, 150.0), (20.0, 15.0), (5.0, 5.0)])
-def test_weights_stream_of_one_source_leaves_time_for_the_next(left_s: float, given_s: float) -> None:
-    """One that sends a byte now and then has half of the time, or the longest silence."""
-    drip = _Drip()
-    with Sources(["there"]) as sources, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "_stub", lambda address: drip)
-        assert not list(sources._stream("there", (), wanted(timeout_s=left_s, idle_s=15.0)))
-    assert drip.timeout_s == pytest.approx(given_s, rel=0.01)
-
-
 @pytest.mark.promise("6 every wait ends")
 def test_weights_fetch_ends_at_its_deadline_and_when_it_is_stopped(tmp_path: Path) -> None:
     """And says that what came is kept; a released run does not wait for a hanging source."""
@@ -364,18 +338,6 @@ def test_weights_fetches_of_one_caller_leave_room_for_others(minilm: Path) -> No
         begun("node a")
     held.clear()
     begun("node a")
-
-
-def test_weights_fetch_asks_for_equal_digests_of_the_source(tmp_path: Path) -> None:
-    """What a source has under another manifest is not taken for ours."""
-    mine, other = write_bert(tmp_path / "a"), write_bert(tmp_path / "b", seed=1)
-    manifest = ModelSource(mine).manifest
-    tensors = slice_of(mine, manifest, 0)
-    with serving(other) as server, Sources([f"127.0.0.1:{server.port}"]) as sources:
-        cache = ModelCache(tmp_path / "cache", manifest, "m")
-        with pytest.raises(ConnectionFailedError, match="another one"):
-            sources.fetch(missing_in(cache, tensors), wanted())
-    assert not list(cache.weights.glob("*.safetensors"))
 
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=2)
@@ -510,24 +472,6 @@ def test_weights_second_run_fetches_nothing(tmp_path: Path, caplog: pytest.LogCa
         assert "47 of 48 tensors were in the cache" in run(wider, "r20260101-000000-00000004")
 
 
-def test_weights_equal_tensors_travel_once(tmp_path: Path) -> None:
-    """Zero biases of one shape are one content."""
-    folder = write_bert(tmp_path / "m")
-    path = folder / "model.safetensors"
-    data = bytearray(path.read_bytes())
-    source = ModelSource(folder)
-    biases = [entry for entry in source.manifest.tensors if entry.name.endswith(".bias") and entry.shape == (8,)]
-    for entry in biases:
-        at = data.index(b"".join(piece for _, piece in source.read([(entry.sha256, 0)])))
-        data[at : at + entry.nbytes] = bytes(entry.nbytes)
-    path.write_bytes(data)
-    with serving(folder) as server:
-        got = Node(tmp_path / "cache", server.port).folder()
-    names = tensors_in(got)
-    assert len(names) == 32
-    assert sum(content == bytes(32) for content in names.values()) == 14
-
-
 def test_weights_of_a_file_that_changed_are_refused_by_its_name(tmp_path: Path) -> None:
     """A peer is told no folder of this machine."""
     folder = write_bert(tmp_path / "m")
@@ -554,12 +498,6 @@ def test_weights_own_copy_is_used_and_offered(tmp_path: Path) -> None:
     with pytest.raises(FrameError):
         node.offers.source(RUN)
     assert not (tmp_path / "cache").exists()
-
-
-def test_weights_folder_that_the_user_named_is_not_replaced(tmp_path: Path) -> None:
-    """A wrong ``--model`` is an error of its own, not a reason to fetch."""
-    node = Node(tmp_path / "cache", 9, model=tmp_path / "typo")
-    assert node.outline() == Path(JOB.model.path)
 
 
 def test_weights_peers_serve_too_but_not_beyond_this_machine(tmp_path: Path) -> None:

@@ -90,8 +90,8 @@ class RingAda(Method):
     def changes(self, extent: Extent) -> tuple[int, ...]:
         """Return the steps at which one more block begins to train; given as ``unfreeze.at`` they repeat the run."""
         blocks = reversed(range(extent.num_blocks - 1))
-        found = (self._first_step(extent, block) for block in blocks)
-        return tuple(step for step in found if step is not None and step < extent.num_steps)
+        first_steps = (self._first_step(extent, block) for block in blocks)
+        return tuple(step for step in first_steps if step is not None and step < extent.num_steps)
 
     # ---- decisions --------------------------------------------------------------------------------
 

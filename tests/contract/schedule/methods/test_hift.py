@@ -9,7 +9,7 @@ import pytest
 
 from ringtune.errors import JobError, PlanError
 from ringtune.schedule.course import Course
-from ringtune.schedule.methods import Everything, Hift, Method
+from ringtune.schedule.methods import Hift
 from ringtune.schedule.run_shape import Extent, Owner
 from ringtune.techniques.full_parameters import HiftSettings, check_group
 from tests.support.cases import cases
@@ -101,20 +101,6 @@ def course(**changes: Any) -> Course:
         "method": Hift(), "batch_size": 4, "microbatches": 2, "max_length": 8, "hidden_size": 4,
     }  # fmt: skip
     return Course(**{**fields, **changes})
-
-
-def test_a_course_of_hift_may_train_every_unit() -> None:
-    """The embedding is among them, unlike with adapters."""
-    assert set(course().trainable) == {-1, 0, 1, 2, 3, 4}
-    assert set(course(method=Everything()).trainable) == {0, 1, 2, 3, 4}
-
-
-def test_a_course_of_hift_is_read_back() -> None:
-    """All settings are part of the course, and of its digest."""
-    method = Hift(group_size=2, order="random", seed=5, always_active=("head",), drops_state=True)
-    assert Method.from_json(method.to_json()) == method
-    assert Course.from_json(course(method=method).to_json()) == course(method=method)
-    assert course(method=method).digest != course().digest
 
 
 def test_frozen_blocks_and_the_embedding_below_are_in_no_group() -> None:

@@ -202,15 +202,6 @@ def test_matrix_changes_by_the_sum_of_what_every_user_adds(root: Path, model_typ
         assert torch.allclose(changed, added, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("adapter", [FACTORS, ONE_MATRIX, LINEAR_OF_USERS])
-def test_sums_are_never_larger_than_sets_or_matrices(root: Path, adapter: str) -> None:
-    """What a host gets does not grow with users beyond the matrices that it holds anyway."""
-    models = helper_of(offload.family_folder(root, "bert"), adapter)
-    sums, sets = models.sums(0, 1), models.weights(0, 1, USERS)
-    matrices = sum(site.inputs * site.outputs for site in sites_of(models.skeleton, 0))
-    assert sum(value.numel() for value in sums.values()) <= min(matrices, sum(value.numel() for value in sets.values()))
-
-
 def test_host_refuses_the_sum_of_other_users(root: Path) -> None:
     """Two users' factors are not those of three."""
     folder = offload.family_folder(root, "bert")

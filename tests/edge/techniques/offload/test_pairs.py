@@ -16,14 +16,13 @@ from edge.model.auxiliary import FusedDelta, LinearDelta
 from edge.techniques.activation_checkpointing import BlockForward, run_saving, saved_tensors, storage_bytes
 from edge.techniques.offload.helper import AuxiliaryModels
 from edge.techniques.offload.pairs import Capture, Pairs, PairVectors, PairWire, from_file, to_file
-from edge.techniques.offload.sites import AuxiliarySite, adapter_weights, install, pack, unpack
+from edge.techniques.offload.sites import AuxiliarySite, adapter_weights, install
 from edge.techniques.velora import subtokens
-from ringtune.costs.offload_costs import PairWidths, pair_token_bytes, pair_widths
+from ringtune.costs.offload_costs import pair_token_bytes, pair_widths
 from ringtune.errors import DivergedError, IntegrityError, JobError, PlanError
 from ringtune.models.adapter_config import block_params, parse_adapter_config
 from ringtune.models.adapter_support import offload_refusal
 from ringtune.models.families import family_named
-from ringtune.models.family import Widths
 from ringtune.models.folder import read_config
 from ringtune.schedule.course import ALL_INPUTS, PAIRS, WIDE
 from ringtune.schedule.placement import Placement
@@ -388,15 +387,6 @@ def test_rule_counts_the_bytes_that_are_sent(root: Path, model_type: str, adapte
     assert returned == [sum(v.nbytes for v in both.helper.weights(block, block + 1).values()) for block in (0, 1)]
 
 
-def test_rule_counts_nothing_of_a_block_that_is_left_out() -> None:
-    """Neither pairs nor weights."""
-    widths = Widths.plain(8, 16)
-    facts: dict[str, Any] = {"hidden_size": 8, "widths": widths}
-    assert not pair_widths("seq_bn[leave_out=[0]]", 0, dropout=0.0, **facts)
-    assert pair_widths("seq_bn[leave_out=[0]]", 1, dropout=0.0, **facts) == (PairWidths(8, 8, 1),)
-    assert not block_params(parse_adapter_config("seq_bn[leave_out=[0]]"), 0, 8, widths, 2)
-
-
 def sent_and_read(sender: PairWire, reader: PairWire, pairs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """What a helper gets of pairs, by way of a file."""
     file = to_file(sender.encode(pairs), {"seq": "12"})
@@ -521,10 +511,3 @@ def test_signs_that_do_not_fit_are_refused(root: Path) -> None:
     more = recorded(lora, *inputs_of("bert", 1))
     with pytest.raises(IntegrityError, match="signs"):
         lora.helper.fit({**more, next(iter(more)).replace(".x", ".signs"): pairs[name]})
-
-
-def test_packed_signs_are_a_bit_each() -> None:
-    """Nine units are two bytes; the first one is the lowest bit."""
-    is_on = torch.rand(2, 3, 9, generator=torch.Generator().manual_seed(1)) > 0.5
-    assert pack(is_on).shape == (2, 3, 2) and torch.equal(unpack(pack(is_on), 9), is_on)
-    assert pack(torch.tensor([[[True, False, True]]])).tolist() == [[[5]]]
