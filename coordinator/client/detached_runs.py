@@ -39,6 +39,7 @@ from coordinator.client.run_folder import (
     put_run_aside,
     read_written,
     remove_unused_folder,
+    require_no_links,
     require_no_run,
 )
 from coordinator.client.saved_run import PLACE, RunLocation, read_place, read_run_file
@@ -53,6 +54,7 @@ from ringtune.storage.durable import (
     drop_file,
     is_claimed,
     is_plain_file,
+    itself,
     marker,
     remove_folder,
     rename_durably,
@@ -88,6 +90,7 @@ def fetched_folder(
     is_new = not out.exists()
     claim(out, KIND)
     with lock_of(out):
+        require_no_links(out)
         before = tuple(name for name in files_of_run(out) if name != FETCHING)
         coming = out / FETCHING
         if is_claimed(coming, KIND):
@@ -359,7 +362,7 @@ def start_in_background(out: Path, arguments: Sequence[str]) -> tuple[RunLocatio
 def _start(log: Path, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as output:
+        with open(log, "ab", opener=itself) as output:
             return subprocess.Popen(  # noqa: S603 - our own module
                 [sys.executable, "-P", "-m", "ringtune.cli", *arguments],
                 stdin=subprocess.DEVNULL,

@@ -288,20 +288,29 @@ _CAUSES: Final = {
 """Part of the name of an exception of huggingface_hub or its libraries -> text with the remedy; the first counts."""
 
 
+_REFUSED: Final = (401, 403)
+
+
 def _told(error: Exception, repository: str, revision: str) -> str:
     """Describe an error in a line, with the hub, the model and the remedy where its cause is known."""
     if isinstance(error, RingTuneError):
         return str(error)
     if isinstance(error, ModuleNotFoundError):
         return f"the package {error.name} is not installed; {hint_to_install('node')}"
-    hub = importlib.import_module("huggingface_hub").constants.ENDPOINT
+    hub = importlib.import_module("huggingface_hub.constants").ENDPOINT
     causes = [cause for cause in (error, error.__cause__, error.__context__) if cause is not None]
     kinds = {kind.__name__ for cause in causes for kind in type(cause).__mro__}
     for name, text in _CAUSES.items():
         if any(name in kind for kind in kinds):
             return text.format(hub=hub, model=repository, revision=revision)
     statuses = (getattr(getattr(cause, "response", None), "status_code", None) for cause in causes)
-    if status := next(filter(None, statuses), None):
+    status = next(filter(None, statuses), None)
+    if status in _REFUSED:
+        return (
+            f"the hub {hub} refuses access to {repository} ({status}): agree to its licence on its page, and hf auth "
+            "login with a token that may read it, or correct HF_TOKEN"
+        )
+    if status:
         return f"the hub {hub} answers {status} for {repository}; try again later, or set HF_ENDPOINT to another one"
     return f"{type(error).__name__}: {' '.join(str(error).split()) or type(error).__name__}"
 

@@ -26,7 +26,7 @@ from ringtune.job.job import Job
 from ringtune.machine.process import exit_error
 from ringtune.machine.resources import LIBRARY_BYTES, free_bytes, usable_cores
 from ringtune.quantities import format_bytes
-from ringtune.storage.durable import make_folder, storage_errors
+from ringtune.storage.durable import itself, make_folder, storage_errors
 
 LOAD_S: Final = 120.0
 """Time limit for loading the libraries: a few seconds on a laptop, half a minute on a small board."""
@@ -104,7 +104,7 @@ class AgentTemplate:
                 "nodes on this machine (--local) need Linux; start 'ringtune coordinator' and 'ringtune node' by hand, "
                 "and give --coordinator HOST:PORT"
             )
-        with contextlib.ExitStack() as undo, storage_errors(self._log), self._log.open("wb") as log:
+        with contextlib.ExitStack() as undo, storage_errors(self._log), open(self._log, "wb", opener=itself) as log:
             self._control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             undo.callback(self._control.close)
             with other:
@@ -155,7 +155,7 @@ class AgentTemplate:
         with self._changed:
             number = self._count = self._count + 1
         request = {"agent": number, "arguments": list(arguments), "environment": dict(environment or {})}
-        with storage_errors(log), log.open("ab") as file:
+        with storage_errors(log), open(log, "ab", opener=itself) as file:
             read, write = os.pipe()
             try:
                 self._send(request, [read, file.fileno(), file.fileno()])

@@ -40,7 +40,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from coordinator.client.checkpoints import FOLDER, BestFolder, RunCheckpoints, cut_metrics, force_to_disk
+from coordinator.client.checkpoints import FOLDER, NODES, BestFolder, RunCheckpoints, cut_metrics, force_to_disk
 from coordinator.client.run_files import FOLDER as PARTS
 from coordinator.client.run_files import NAME as TABLES
 from coordinator.client.run_files import PART, TENSORBOARD, RunParts, TablesFile
@@ -56,8 +56,10 @@ from ringtune.storage.durable import (
     LOCK,
     FileLock,
     claim,
+    drop_file,
     is_claimed,
     is_plain_file,
+    itself,
     make_folder,
     marker,
     put_aside,
@@ -151,6 +153,7 @@ class RunFolder:
         with contextlib.ExitStack() as undo:
             undo.enter_context(lock_of(self.path))
             undo.callback(self._let_go)
+            require_no_links(self.path)
             if not self._resume:
                 present = files_of_run(self.path)
                 require_no_run(self.path, present, replace=self._replace)
@@ -294,7 +297,7 @@ class RunFolder:
     def add_metrics(self, line: str) -> None:
         """Append a line to ``metrics.jsonl``."""
         target = self._target(METRICS)
-        with storage_errors(target), target.open("a", encoding="utf-8") as file:
+        with storage_errors(target), open(target, "a", encoding="utf-8", opener=itself) as file:
             file.write(line.rstrip("\n") + "\n")
         self._note(METRICS)
 
@@ -345,7 +348,8 @@ class RunFolder:
         part = target.with_name(target.name + PART)
         with storage_errors(target):
             if chunk.path not in self._growing:
-                self._growing[chunk.path] = FileJoiner(chunk.path, part.open("wb"), source="the coordinator")
+                drop_file(part)  # which may be a link that leads elsewhere
+                self._growing[chunk.path] = FileJoiner(chunk.path, part.open("xb"), source="the coordinator")
             if not self._growing[chunk.path].add(chunk):
                 self._growing[chunk.path].file.flush()
                 return None
@@ -364,6 +368,19 @@ class RunFolder:
         with storage_errors(target):
             make_folder(target.parent)
         return target
+
+
+def require_no_links(folder: Path) -> None:
+    """Refuse a run's folder with a link in place of one of its folders, through which files elsewhere would be removed.
+
+    Raises ``UsageError``.
+    """
+    for name in (*_OWN_FOLDERS, f"{FOLDER}/{NODES}"):
+        if (folder / name).is_symlink():
+            raise UsageError(
+                f"{folder / name} is a link, and a run writes and removes files in its own folder only; remove the "
+                "link, or move what it names to its place"
+            )
 
 
 def _state(path: Path) -> list[int]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import subprocess
 import sys
@@ -189,9 +190,13 @@ _REPORT: Final = {"eval": dict, "nodes": dict, "links": dict, "steps": int, "wal
 
 
 def require_kinds(table: Mapping[str, Any], kinds: Mapping[str, Any], where: object) -> None:
-    """Refuse a table in which a value is not of its class, or classes; raises ``IntegrityError``."""
+    """Refuse a table in which a value is not of its class, or classes, or a number is not finite.
+
+    Raises ``IntegrityError``. A number that may be missing may also be none that is finite.
+    """
     for name, kind in kinds.items():
-        if name in table and not isinstance(table[name], kind):
+        is_endless = kind == int | float and isinstance(table.get(name), float) and not math.isfinite(table[name])
+        if name in table and (not isinstance(table[name], kind) or is_endless):
             what = f"{name} is {strict.describe_value(table[name])}"
             raise IntegrityError(f"{where} is damaged: {what}; copy the run's folder again")
 

@@ -165,6 +165,7 @@ class JoinHandler:
         self._run_id, self._models, self._shards_run, self._addresses = run_id, models, shards_run, addresses
         self._candidates: dict[str, JoinCandidate] = {}
         self._early: dict[str, Member] = {}
+        self._told: dict[str, str] = {}  # by node, why it was refused last
         self._known: KnownNodes | None = None  # until ``begin``, which also sets the next two
         self._recorder: RunRecorder
         self._replanning: ReplanSearch
@@ -181,7 +182,7 @@ class JoinHandler:
         absent = [one.owner.node for one in course.absent] if not course.method.full_parameters else []
         there = {member.node: member for member in self._members.living() if member.node in absent}
         for member in (there | self._early).values():
-            self._put(functools.partial(self.joined, member))
+            self._put(functools.partial(self._consider, member))
         self._early = {}
 
     @property
@@ -199,7 +200,7 @@ class JoinHandler:
         if self._machine.awaited.needs_room:
             for member in self._members.living():
                 if member.node not in self._nodes() and not member.is_guest:
-                    self._put(functools.partial(self.joined, member))
+                    self._put(functools.partial(self._consider, member))
 
     # ---- events -----------------------------------------------------------------------------------
 
@@ -215,17 +216,26 @@ class JoinHandler:
         if node in needed:
             message = lost_message(node, float("inf"), self._lease_s)
             self._feed(rd.NodeFailed(node, PeerLostError.__name__, message))
-        if self._machine.phase in _OVER:
-            return
+        self._machine.joins.note(node)
         if self._known is None:
             self._early[node] = member
+        else:
+            self._consider(member)
+
+    def _consider(self, member: Member) -> None:
+        """Inspect a member without a part in the run, or note why not: once as long as the reason stays."""
+        node, needed = member.node, self._nodes() - {member.node}
+        if self._machine.phase in _OVER:
             return
-        if why := self._refusal_reason(member, needed - {node}):
-            self._note(f"node {node} has joined the coordinator, and takes no part in this run: {why}")
+        if why := self._refusal_reason(member, needed):
+            self._drop(node, why)
+            if self._told.get(node) != why:
+                self._note(f"node {node} has joined the coordinator, and takes no part in this run: {why}")
+            self._told[node] = why
             return
         if self._is_awaited(node):
             self._note(f"asking node {node} for its rows, memory and times ...")
-        self._ask(member, needed - {node})
+        self._ask(member, needed)
 
     def _refusal_reason(self, member: Member, needed: Set[str]) -> str:
         """Say why a member is not inspected; empty if it is."""
@@ -233,7 +243,9 @@ class JoinHandler:
             return "it computed otherwise than another node that repeated its work"
         if self._known is None:
             return "there is no plan yet"
-        job, plan = self._request.job, self._known.plan
+        is_awaited, job, plan = self._is_awaited(member.node), self._request.job, self._known.plan
+        if why := self._machine.joins.refusal_reason(member.node, is_awaited=is_awaited):
+            return why
         living = {one.node: one for one in self._members.living()}
         try:
             check_reachable([member, *(living[node] for node in sorted(needed) if node in living)])
@@ -241,7 +253,7 @@ class JoinHandler:
             return str(error)
         if why := wire_problem(job, plan, {member.node: member.wire}):
             return why
-        if self._is_awaited(member.node):
+        if is_awaited:
             return ""
         if member.is_guest:
             return "it is a guest"
@@ -347,6 +359,7 @@ class JoinHandler:
         why = self._machine.return_reason(facts.node) if is_left_out else ""
         if self._admit(member, candidate.calls) != member.instance:
             self._reports.forget(facts.node)
+        self._told.pop(facts.node, None)
         self._addresses[facts.node] = member.address
         self._instances[facts.node] = member.instance
         links = links_of(member, facts, self._replanning.profile, self._members, self._request)

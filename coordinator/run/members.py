@@ -31,13 +31,16 @@ class WakingClock:
     """Monotonic seconds, without gaps longer than ``MAX_BETWEEN_S`` between two readings.
 
     After a stop (SIGSTOP, Ctrl-Z), swapping or sleep of the machine all leases would be over by the machine's clock,
-    while the heartbeats of that time wait to be read.
+    while the heartbeats of that time wait to be read. Of such a gap the time counts in which the process worked, as on
+    what a node sends without end.
     """
 
-    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
-        self._now_s = now_s
+    def __init__(
+        self, now_s: Callable[[], float] = time.monotonic, worked_s: Callable[[], float] = time.process_time
+    ) -> None:
+        self._now_s, self._worked_s = now_s, worked_s
         self._lock = threading.Lock()
-        self._read_s = now_s()
+        self._read_s, self._until_s = now_s(), worked_s()
         self._stood_s = 0.0
 
     def __call__(self) -> float:
@@ -45,8 +48,9 @@ class WakingClock:
         with self._lock:
             now_s = self._now_s()
             gap_s, self._read_s = now_s - self._read_s, now_s
+            until_s, self._until_s = self._until_s, self._worked_s()
             if gap_s > MAX_BETWEEN_S:
-                self._stood_s += gap_s
+                self._stood_s += max(0.0, gap_s - (self._until_s - until_s))
             return now_s - self._stood_s
 
 
@@ -151,18 +155,22 @@ class Registry:
         self.lease_s = lease_s
 
     def join(self, member: Member, now_s: float) -> None:
-        """Add a member, or one that was started again; raises ``BusyError`` or ``TrustError``."""
+        """Add a member, or one that was started again; raises ``BusyError`` or ``TrustError``.
+
+        What a living process said when it joined holds, its address above all, by which others of a run are judged.
+        """
         if member.node in self._refused:
             raise TrustError(f"{self._refused[member.node]}; it may join after a restart of the coordinator")
         self._forget_ghosts(now_s)
         present = self._members.get(member.node)
-        if present and present.instance != member.instance and self._is_alive(present, now_s):
+        is_alive = present is not None and self._is_alive(present, now_s)
+        if present and is_alive and present.instance != member.instance:
             raise BusyError(
                 f"the name {member.node} is taken by the node at {present.address}, seen "
                 f"{now_s - present.seen_at_s:.1f} s ago; give this one another name, or wait {self.lease_s:g} s "
                 "if it is a restart"
             )
-        self._members[member.node] = dataclasses.replace(member, seen_at_s=now_s)
+        self._members[member.node] = dataclasses.replace(present if present and is_alive else member, seen_at_s=now_s)
         self._lost.discard(member.node)
         self._told_lost.discard(member.node)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from collections import Counter
@@ -21,7 +22,7 @@ from ringtune.run_control import events as rd
 from ringtune.schedule.actions import parse_action
 from ringtune.schedule.operation_tables import ScheduledTable
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import Turn
+from ringtune.schedule.turns import Turn, item_of, microbatch_rows
 from ringtune.techniques.audit import LEDGER
 from ringtune.techniques.operations import chosen_entry
 from ringtune.texts import RepeatCounter, printable, times
@@ -44,6 +45,10 @@ Logged = (
 """Log commands of the state machine that the books take."""
 _MAX_NOTES: Final = 1000
 """Most sentences of one node for the user."""
+_ACTIONS: Final = 16
+"""More actions than a node has for one block, or embedding or head, of a micro-batch, or of a batch beside these."""
+_MOST_RECORDED_BYTES: Final = 1024
+"""Most bytes of a recording for each of the actions that a node may have done."""
 
 
 class RunRecorder:
@@ -92,7 +97,8 @@ class RunRecorder:
         self.pace: PaceMonitor | None = None
         self.onlooker: EventSink | None = None
         self._activity = Activity()
-        self.end_seq = self.end_step = 0
+        self.end_seq = self.end_step = self._most_spans = 0
+        self._num_spans, self._recorded_bytes = Counter[str](), Counter[str]()
         self._left_out, self._num_notes = RepeatCounter(), Counter[str]()
         self._has_risen = False
         self._candidates: tuple[str, ...] = ()  # before the trace was begun
@@ -159,7 +165,10 @@ class RunRecorder:
         self._send(metrics_json=line)
 
     def add_report(self, request: control_pb2.ReportRequest) -> None:
-        """Record bytes, spans and recording of a node's report; spans of unknown actions are left out."""
+        """Record bytes, spans and recording of a node's report; spans of unknown actions are left out.
+
+        So is what a node says beyond all that it may have done in the granted items, as each span is a line of a file.
+        """
         node = request.node
         for note in request.notes:
             self._num_notes[node] += 1
@@ -174,7 +183,8 @@ class RunRecorder:
             self.links.add(transfer.source, node, transfer.bytes, transfer.seconds, at_s=transfer.at_unix_s)
             if self.pace is not None:
                 self.pace.links.add(transfer.source, node, transfer.bytes, transfer.seconds, at_s=transfer.at_unix_s)
-        spans = list(self._spans(request))
+        spans = list(itertools.islice(self._spans(request), self._most_spans - self._num_spans[node]))
+        self._num_spans[node] += len(spans)
         self.ledger.add_spans(node, spans)
         self.operations.add_spans(spans)
         if self.onlooker is not None:
@@ -184,7 +194,12 @@ class RunRecorder:
             if self.pace is not None:
                 self.pace.add(node, span.action, span.end_s - span.start_s)
         self._add_to_trace(lambda text: text.spans(node, spans))
-        if request.recording and self._job.runtime.record:
+        self._recorded_bytes[node] += len(request.recording)
+        if (
+            request.recording
+            and self._job.runtime.record
+            and (self._recorded_bytes[node] <= _MOST_RECORDED_BYTES * self._most_spans)
+        ):
             if node not in self._recordings:
                 self._recordings[node] = GrowingFile(f"recordings/{node}.jsonl", self._emit)
             self._recordings[node].write(request.recording.encode())
@@ -205,7 +220,10 @@ class RunRecorder:
         """Expect the actions of these turns."""
         if self.onlooker is not None:
             self._activity.granted(turns)
+        course = self.plan.course
         for turn in turns:
+            ways = 1 + len(microbatch_rows(course, item_of(course, turn, 0)))
+            self._most_spans += turn.num_items * ways * _ACTIONS * (course.num_blocks + 2)
             self.end_seq, self.end_step = max(self.end_seq, turn.end_seq), turn.end_step
             self._recorded.granted(turn)
             if self.pace is not None:

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -20,6 +20,7 @@ from coordinator.run.members import Member
 from coordinator.run.result_files import saved_part
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.errors import DataError, IntegrityError, UsageError
+from ringtune.ids import check_node_name
 from ringtune.job.job import Job, parse_job, result_of
 from ringtune.run_control.checkpoint import Resume
 from ringtune.schedule.plan import Plan
@@ -27,7 +28,11 @@ from ringtune.storage.chunks import cut_pieces, write_files
 from ringtune.storage.pieces import FilePieces, Pieces
 from ringtune.storage.strict import read_object
 from ringtune.techniques.initial_adapter import INITIAL_FILE, MAX_INITIAL_BYTES
+from ringtune.texts import MAX_NAME, printable
 from ringtune.v1 import control_pb2
+
+_MAX_SUBMISSION: Final = 64
+_MAX_NODES: Final = 4096
 
 
 class Evaluation(NamedTuple):
@@ -206,6 +211,11 @@ def run_request_from_proto(message: control_pb2.RunRequest) -> RunRequest:
     profile, plan = message.profile_json, message.plan_json
     if not math.isfinite(message.join_s):
         raise UsageError(f"nodes are waited for until a time, not for {message.join_s:g} seconds; give a number")
+    if len(message.submission) > _MAX_SUBMISSION or len(message.nodes) > _MAX_NODES:
+        raise UsageError(
+            f"a run names {_MAX_NODES:,} nodes at most and a submission of {_MAX_SUBMISSION} characters, not "
+            f"{len(message.nodes):,} and {len(message.submission):,}; use one version on all machines"
+        )
     return RunRequest(
         job=parse_job(message.job_toml, source="the submitted job"),
         plan_only=message.plan_only,
@@ -215,8 +225,8 @@ def run_request_from_proto(message: control_pb2.RunRequest) -> RunRequest:
         profile=Profile.from_json(read_object(profile, "the profile")) if profile else None,
         plan=GivenPlan.from_json(read_object(plan, "the plan")) if plan else None,
         choices=Choices(tuple(message.microbatches), tuple(message.wire_dtypes)),
-        submitted_by=message.submitted_by,
+        submitted_by=printable(" ".join(message.submitted_by.split()), most=MAX_NAME),
         is_rehearsal=message.rehearsal,
         submission=message.submission,
-        nodes=tuple(message.nodes),
+        nodes=tuple(map(check_node_name, message.nodes)),
     )

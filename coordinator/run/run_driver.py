@@ -162,6 +162,7 @@ class RunDriver(Driver):
             shards_run=self._checkpoints.shards_run,
         )
         self._timers: dict[str, float] = {}
+        self._due: dict[str, float] = {}  # those that are queued
         self._neighbours: dict[str, int] = {}
         self._planned: Planned | None = None
         self._placed: PlacedRun | None = None
@@ -375,10 +376,15 @@ class RunDriver(Driver):
         )
 
     def _fire_timers(self) -> None:
-        if not self._queue.empty():
-            return  # what is awaited may be there already
+        """Queue the timers that are due, behind what is awaited and there already, but before what comes later."""
         now_s = self._now_s()
-        for timer in [timer for timer, at_s in self._timers.items() if at_s <= now_s]:
+        for timer, at_s in self._timers.items():
+            if at_s <= now_s and self._due.get(timer) != at_s:
+                self._due[timer] = at_s
+                self._queue.put(functools.partial(self._fire, timer, at_s))
+
+    def _fire(self, timer: str, at_s: float) -> None:
+        if self._timers.get(timer) == at_s:  # else it was set anew meanwhile
             del self._timers[timer]
             self._feed(TimerFired(timer))
 

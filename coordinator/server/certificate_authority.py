@@ -179,9 +179,15 @@ class Register:
         is_administrator: bool = False,
         invited_by: str = "",
     ) -> None:
-        """Store a new token: the hash of its secret, its party, the end of its validity, and the user of a guest."""
+        """Store a new token: the hash of its secret, its party, the end of its validity, and the user of a guest.
+
+        Raises ``BusyError``: a guest of this name has joined, or another user has invited one.
+        """
         role = ADMINISTRATOR if is_administrator else party.role
+        taken = "SELECT 1 FROM tokens WHERE role = ? AND name = ? AND (key_sha256 IS NOT NULL OR invited_by != ?)"
         with self._transaction() as database:
+            if invited_by and database.execute(taken, (*_key(party), invited_by)).fetchone():
+                raise BusyError(f"a guest {party.name} was invited already; take another name")
             database.execute(
                 "INSERT INTO tokens (secret_sha256, role, name, ends_unix_s, invited_by) VALUES (?, ?, ?, ?, ?)",
                 (secret_sha256, role, party.name, ends_unix_s, invited_by),
@@ -279,11 +285,6 @@ class Register:
             if known is None:
                 raise TrustError(f"{party} has no certificate of this coordinator; 'ringtune nodes' lists the nodes")
         return number
-
-    def has_certificate(self, party: Party, now_unix_s: float) -> bool:
-        """Whether a party has a certificate that is neither removed nor expired."""
-        query = "SELECT 1 FROM certificates WHERE role = ? AND name = ? AND removed IS NULL AND ends_unix_s > ?"
-        return bool(self._rows(query, *_key(party), now_unix_s))
 
     def inviter(self, guest: Party) -> str:
         """Return the user whose invitation a guest has used; empty if there is none."""
@@ -815,8 +816,6 @@ class TrustKeeper:
         party = node_party(node)
         if not party.is_guest:
             raise TrustError(f"{party} is no guest; make its token with 'ringtune coordinator token {node}'")
-        if self._register.has_certificate(party, self._clock()):  # joining would end that of another user's guest
-            raise BusyError(f"a guest {node} has joined already; take another name")
         if not self._invitations.take(user):
             raise BusyError(f"{user} has invited {_INVITATIONS} nodes within a minute; try in a minute")
         ends_unix_s = self._clock() + _GUEST_TTL_S

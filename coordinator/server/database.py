@@ -486,6 +486,8 @@ _ROWS: Final = max(1, (16 << 20) // PIECE_BYTES)
 def _engine(url: str) -> sql.Engine:
     """Make the engine of a URL, with time limits; a transaction of SQLite locks the file from its beginning.
 
+    A new file, which has the runs of all users, is this user's alone, whoever makes it first.
+
     Raises ``UsageError``: wrong URL, or a library that it needs is missing.
     """
     try:
@@ -494,6 +496,9 @@ def _engine(url: str) -> sql.Engine:
         if kind == "sqlite" and given.database in (None, "", ":memory:"):
             raise sql.exc.ArgumentError("it names no file, which coordinators could share")
         if kind == "sqlite":
+            if "uri" not in given.query:
+                with contextlib.suppress(OSError):  # it is there, or SQLite says what is wrong
+                    os.close(os.open(str(given.database), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             engine = sql.create_engine(given, connect_args={"timeout": _CALL_S, "isolation_level": None})
             events.listen(engine, "connect", lambda opened, _: opened.execute("PRAGMA journal_mode = WAL"))
             events.listen(engine, "begin", _begin)

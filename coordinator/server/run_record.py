@@ -22,10 +22,14 @@ from typing import Final
 from ringtune.errors import IntegrityError, InterruptedRunError, InvalidInputError, UsageError
 from ringtune.ids import check_node_name, check_run_id
 from ringtune.storage.strict import parse_json, read_dataclass
+from ringtune.texts import printable
 from ringtune.v1 import control_pb2
 
 STATES: Final = ("running", "done", "stopped", "failed", "interrupted")
 _DAY_S = 86_400.0
+_MAX_MESSAGE: Final = 600
+_MAX_UNPLANNED: Final = 100
+"""Most runs of one user that ended before a plan: any number of them could be made within minutes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,7 +122,7 @@ class RunRecord:
                 return replace(
                     self,
                     state="stopped" if stopped else "failed",
-                    message=event.failure.message,
+                    message=printable(event.failure.message, most=_MAX_MESSAGE),
                     ended_unix_s=now_unix_s,
                 )
             case "done":
@@ -165,7 +169,8 @@ def to_drop(
 ) -> tuple[str, ...]:
     """Choose runs to delete, oldest first: old ones, and fetched ones while all together are too large.
 
-    A run that ended before its plan counts as fetched. A chain of runs that resume each other is deleted as a whole.
+    A run that ended before its plan counts as fetched, and of one user ``_MAX_UNPLANNED`` of them stay. Otherwise a
+    chain of runs that resume each other is deleted as a whole.
     Example: with 7 days, a run that was fetched and ended 8 days ago is deleted; one that was not fetched stays for
     ``keep_unfetched_days``.
 
@@ -177,11 +182,16 @@ def to_drop(
         keep_unfetched_days: days for runs that were not fetched; infinite = for ever.
         busy: runs that are being read now.
     """
+    records, unplanned = in_order(records), dict[str, list[str]]()
+    for record in records:
+        if not record.has_books and record.state != "running" and record.run_id not in busy:
+            unplanned.setdefault(record.owner, []).append(record.run_id)
+    dropped = [run_id for run_ids in unplanned.values() for run_id in run_ids[:-_MAX_UNPLANNED]]
     families: dict[str, list[RunRecord]] = {}
     for record in records:
-        families.setdefault(record.first_run, []).append(record)
+        if record.run_id not in dropped:
+            families.setdefault(record.first_run, []).append(record)
     left_bytes = sum(record.size_bytes for family in families.values() for record in family)
-    dropped: list[str] = []
     for family in sorted(families.values(), key=lambda family: max(record.ended_unix_s for record in family)):
         names = [record.run_id for record in family]
         if any(record.state == "running" for record in family) or set(names) & set(busy):

@@ -284,7 +284,8 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
         """End a run after the granted turns, or at once."""
         self._require_own(context, request.run_id)
         driver = answer(context, lambda: self._coordinator.driver_of(request.run_id))
-        answer(context, lambda: (driver.stop if request.now else driver.drain)(request.reason))
+        reason = printable(" ".join(request.reason.split()), most=_MAX_TEXT)
+        answer(context, lambda: (driver.stop if request.now else driver.drain)(reason))
         return control_pb2.Empty()
 
     def Noted(self, request: control_pb2.CheckpointNoted, context: grpc.ServicerContext) -> control_pb2.Empty:

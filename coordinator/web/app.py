@@ -14,7 +14,8 @@ preflight.
 
 Each connection must make a request within ``REQUEST_S``, and no address may have more than half of the connections:
 otherwise idle connections would take all, and others would get 503. The server itself closes connections that are idle
-after an answer (``timeout_keep_alive``), but none before its first request.
+after an answer (``timeout_keep_alive``), but none before its first request. Who does not read an answer within
+``UNREAD_S`` is cut off: also a connection that is being closed lasts until its last byte is taken.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from coordinator.web.streams import MAX_STREAMS, BrowserState, Streams
 from coordinator.web.what_if import SimulatorProcess
 from ringtune.errors import BusyError, DeadlineError, RingTuneError, UsageError
 from ringtune.texts import shown
+from ringtune.transport.open_calls import address_of
 from ringtune.transport.page_access import Guard
 
 MAX_CONNECTIONS: Final = 256
@@ -48,6 +50,8 @@ MAX_OF_AN_ADDRESS: Final = 128
 """Half of all: an address may be a tunnel for several browsers, each with some connections."""
 REQUEST_S: Final = 10.0
 """Time limit for line and headers of a request, from the connection or from their first byte."""
+UNREAD_S: Final = 30.0
+"""Time limit of a reader for what was written; longer than that for a frame of a stream, which says why it ends."""
 
 
 def http_server(app: ASGIApp) -> uvicorn.Server:
@@ -81,12 +85,14 @@ def http_server(app: ASGIApp) -> uvicorn.Server:
 class _Connection(H11Protocol):
     of_address: ClassVar[Counter[str]]
     _deadline: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
     _address = ""
 
     def connection_made(self, transport: Any) -> None:
         """Accept a connection, unless its address has ``MAX_OF_AN_ADDRESS`` already."""
         super().connection_made(transport)
-        self._address = str((transport.get_extra_info("peername") or ("",))[0])
+        transport.set_write_buffer_limits(high=0)  # so that writing is paused until everything was taken
+        self._address = address_of(f"ip:{(transport.get_extra_info('peername') or ('',))[0]}:0")
         self.of_address[self._address] += 1
         if self.of_address[self._address] > MAX_OF_AN_ADDRESS:
             transport.close()
@@ -96,6 +102,7 @@ class _Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Remove the connection from the count."""
         self._answer_begins()
+        self._cancel_unread()
         self.of_address[self._address] -= 1
         if not self.of_address[self._address]:
             del self.of_address[self._address]
@@ -108,6 +115,22 @@ class _Connection(H11Protocol):
             self._answer_begins()
         else:
             self._await_request()
+
+    def pause_writing(self) -> None:
+        """Note that something was written that is not read yet."""
+        super().pause_writing()
+        self._cancel_unread()
+        self._unread = self.loop.call_later(UNREAD_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Note that everything was read."""
+        super().resume_writing()
+        self._cancel_unread()
+
+    def _cancel_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete

@@ -325,22 +325,22 @@ class Agent:
             node=self.options.name, run_id=request.run_id, placement_number=request.placement_number
         )
 
-        def fetched(source: str, **what: Any) -> Pieces:
+        def fetched(source: str, key: TensorKey | None, **what: Any) -> Pieces:
             fetch = control_pb2.SnapshotRequest(**what)
             fetch.MergeFrom(terms)
             if source == self.options.name:
                 return self.audited(fetch)
             address = active.addresses.get(source, "")
             check_private(self.options, source, address)
-            stub = active.audit_stub(source, address)
-            return fetch_audited(fetch, source, address, handed_s, lease_s=active.lease_s, stub=stub)
+            stub, most = active.audit_stub(source, address), audit.most_bytes(cell, key, active.sizes)
+            return fetch_audited(fetch, source, address, handed_s, lease_s=active.lease_s, stub=stub, most_bytes=most)
 
         def handed_in(exchange: Exchange) -> Any:
             tensor = control_pb2.AuditedTensor(
                 **exchange.key._asdict(), ticket=request.tickets.get(tensor_name(exchange.key), "")
             )
             return audit.read_tensor(
-                fetched(exchange.peer, audited=tensor),
+                fetched(exchange.peer, exchange.key, audited=tensor),
                 exchange.key,
                 request.given,
                 is_own=exchange.peer == request.node,
@@ -353,7 +353,7 @@ class Agent:
         audit, source = active.audit, request.node
         cell = Cell(source, place.seq, place.micro, place.is_fit, place.block)
         try:
-            files = audit.read_work(fetched(source, cell=request.cell), place, request.given)
+            files = audit.read_work(fetched(source, None, cell=request.cell), place, request.given)
             exchanges, tensors = audit.recorder.exchanges(cell, place.turn), {}
             for exchange in (exchange for exchange in exchanges if exchange.comes):
                 source = exchange.peer
@@ -365,8 +365,9 @@ class Agent:
             repeated = run.call(
                 lambda: audit.repeat(cell, place, files, tensors, request.given), timeout_s=timeout_s, what=what
             )
-        except IntegrityError as error:  # what the host told does not fit its slice
-            return control_pb2.RepeatReply(node=request.node, problem=str(error))
+        except IntegrityError as error:  # what the host told does not fit its slice, or what it got
+            _LOG.warning("the work of node %s can't be repeated: %s", request.node, error)
+            repeated = audit.failed(exchanges, tensors, request.given)
         handed_s = (time.monotonic() + deadline_s) / 2  # the first half may be over, by the work itself
         try:
             for exchange in (exchange for exchange in exchanges if exchange.key in repeated.differing):

@@ -190,10 +190,11 @@ def fetch_audited(
     *,
     lease_s: float,
     stub: control_pb2_grpc.SnapshotsStub,
+    most_bytes: int = MAX_COPY_BYTES,
 ) -> Pieces:
     """Fetch what another node keeps of a turn for the audit; errors as for ``SnapshotFetcher.blocks``."""
     request.is_audit = True
-    return _received(request, AUDIT_FILE, source, address, deadline_s, lease_s, None, MAX_COPY_BYTES, stub)
+    return _received(request, AUDIT_FILE, source, address, deadline_s, lease_s, None, most_bytes, stub)
 
 
 def push(terms: control_pb2.KeepChunk, content: Pieces, holder: str, address: str, timeout_s: float) -> None:

@@ -31,6 +31,7 @@ from ringtune.models.folder import read_config
 from ringtune.models.preprocessor import ImageSteps, read_image_steps
 from ringtune.storage.arrow_files import PICTURES, is_arrow
 from ringtune.storage.tables import row_place
+from ringtune.storage.text_files import check_archive
 
 _CHANNELS_LAST = 3
 
@@ -246,15 +247,23 @@ class ImageExamples(ClassifiedExamples):
         return self._images.num_tokens
 
 
+_UNREADABLE: Final = (
+    *(OSError, ValueError, EOFError, KeyError, MemoryError, NotImplementedError),
+    *(zipfile.BadZipFile, zlib.error),
+)
+"""Of a damaged archive, or an array whose header claims more than there is."""
+
+
 def _arrays(path: Path, needed: Mapping[str, str]) -> dict[str, Array]:
     """Read arrays of an npz file by name; ``needed`` maps keys of the job to names of arrays."""
     try:
+        check_archive(path)
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             for key, name in needed.items():
                 if name not in arrays:
                     raise DataError(f"{path} has no array {name!r}; it has {', '.join(arrays)}; set {key}")
             return {name: arrays[name] for name in needed.values()}
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+    except _UNREADABLE as error:
         raise DataError(f"{path} is no readable npz file ({error}); write it with numpy.savez") from error
 
 

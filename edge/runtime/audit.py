@@ -16,7 +16,7 @@ import json
 import math
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -29,13 +29,14 @@ from edge.checkpoint.snapshots import block_of
 from edge.model.tensor_files import fill, pieces_of, read_tensor, torch_dtype
 from edge.runtime.executor import NodeExecutor
 from edge.transport.tensors import ROUNDS, WIRE_TYPES, as_received, bytes_of
-from ringtune.errors import DivergedError, FrameError, IntegrityError
+from ringtune.errors import DivergedError, FrameError, IntegrityError, PlanError
+from ringtune.schedule.access import HEADER_BYTES, MAX_COPY_BYTES, CopyBytes, copy_limit
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.course import Course
 from ringtune.schedule.lowering import item_updates, legs, weights_key
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saved_activations import VELORA
-from ringtune.schedule.turns import Item, StepKind, Turn, items
+from ringtune.schedule.turns import Item, StepKind, Turn, items, microbatch_rows
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.tensor_files import TensorFile, TensorInfo, TensorPieces, tensor_head, write_tensors
 from ringtune.techniques.audit import (
@@ -77,6 +78,10 @@ from ringtune.techniques.audit import (
 
 Exchanged = tuple[torch.Tensor, torch.Tensor | None]
 _WHERE: Final = "what a node hands in for the audit"
+_MOST_FILES: Final = 12
+"""Most files in a host's work, each as large as a state of its blocks at most: two states, three sums, four of helpers,
+and three of VeLoRA's vectors."""
+_MOST_ELEMENT_BYTES: Final = 8
 _KEPT: Final = 2
 """Turns that are kept: one that may be checked, and the one after it."""
 
@@ -388,6 +393,15 @@ class AuditRecorder:
         """Return a turn that is kept; raises ``FrameError``."""
         return self._kept(index).turn
 
+    def rows(self, key: TensorKey) -> int:
+        """Return the rows of a micro-batch of a turn that is kept; raises ``FrameError`` or ``IntegrityError``."""
+        with self._lock:
+            kept = self._of(key.seq)
+        if kept is None:
+            raise FrameError(f"node {self.node} keeps nothing of item {key.seq} for the audit")
+        now, item = item_of(self._plan, kept.turn, key.seq)
+        return microbatch_rows(now.course, item)[key.micro]
+
     def exchanges(self, cell: Cell, turn: int) -> tuple[Exchange, ...]:
         """Return the tensors of a cell of another host, each with who keeps it, a neighbour of it or itself."""
         return cell_exchanges(self._plan, self.turn(turn), cell)
@@ -491,7 +505,9 @@ class Repeated:
         compared apart, as a wrong hidden state is small beside them.
         """
         name, ours, theirs = tensor_name(key), {"it": self.differing[key]}, {"it": sent[0]}
-        if key.payload == Payload.PAIRS:
+        if not ours["it"].numel():
+            far = 1.0
+        elif key.payload == Payload.PAIRS:
             far = pairs_distance(*(_tensors(bytes(bytes_of(one["it"]))) for one in (ours, theirs)))
         else:
             width = self.course.width(key.boundary, is_gradient=True) if key.is_hidden else 0
@@ -506,13 +522,20 @@ class Repeated:
 
 @contextmanager
 def _repeating(executor: NodeExecutor, turn: Turn, trained: Mapping[str, nn.Parameter]) -> Iterator[None]:
-    """Open a turn of which work is repeated, without gradients; forget it at the end."""
+    """Open a turn of which work is repeated, without gradients; forget it at the end.
+
+    Tensors have the shapes of the plan, so what can't be computed is in what the host told of its own work.
+    """
     executor.grant(turn)
     try:
         set_gradients(trained, b"")
         yield
     except DivergedError as error:  # the host itself would not have gone on
         raise IntegrityError(f"{_WHERE} leads to numbers that are not finite") from error
+    except (FrameError, PlanError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        if "memory" in str(error):  # of this node
+            raise
+        raise IntegrityError(f"{_WHERE} can't be computed with: {str(error)[:200]}") from error
     finally:
         set_gradients(trained, b"")
         executor.forget_turn(turn.index)
@@ -708,6 +731,35 @@ class NodeAudit:
         repeater = self.fits if cell.is_fit else self.repeater(cell.node)
         return repeater.repeat(self.recorder.turn(place.turn), place, files, tensors, given)
 
+    def most_bytes(self, cell: Cell, key: TensorKey | None, sizes: CopyBytes) -> int:
+        """Return the most bytes of what is handed in for a cell: a tensor, or with ``key`` None the host's own work.
+
+        ``sizes`` are planned. Raises ``FrameError`` or ``IntegrityError``, as ``AuditRecorder.rows``.
+        """
+        if key is None:
+            num_blocks = 1 if cell.is_fit else self._plan.slice_of(cell.node).num_blocks
+            return min(MAX_COPY_BYTES, _MOST_FILES * copy_limit(sizes, num_blocks))
+        if key.payload == Payload.PAIRS:
+            return MAX_COPY_BYTES
+        course = self._plan.course
+        width = course.width(key.boundary, is_gradient=not key.is_hidden)
+        return HEADER_BYTES + self.recorder.rows(key) * course.max_length * (_MOST_ELEMENT_BYTES * width + 1)
+
+    def failed(
+        self, exchanges: Iterable[Exchange], tensors: Mapping[TensorKey, Exchanged], given: Mapping[str, str]
+    ) -> Repeated:
+        """Return the result of a cell with which nothing can be computed: as far as can be from all that was told.
+
+        The host is to blame, unless it has other tags of what its neighbours hand in.
+        """
+        found = Repeated.under(self._plan.course, given)
+        came = {tensor_name(key) for key in tensors}
+        found.results |= {name: Compared("", 1.0) for name in given.keys() - came - {TAG_KEY}}
+        found.differing |= {one.key: torch.empty(0) for one in exchanges if not one.comes}
+        for key, exchanged in tensors.items():
+            found.note(key, *exchanged)
+        return found
+
     def read_work(self, file: Pieces, place: CellPlace, given: Mapping[str, str]) -> dict[str, bytes]:
         """Read what a host hands in of its own work, with the digests that it told; raises ``IntegrityError``."""
         found = {name: bytes(pieces.data) for name, pieces in _pieces(bytes(file)).items()}
@@ -764,7 +816,23 @@ class NodeAudit:
         dtype = self.recorder.dtype_of(is_own=is_own, payload=key.payload)
         if tensor.dtype is not dtype or tensor_digest(tensor, mask) != given.get(name):
             raise IntegrityError(f"{_WHERE} is something else than was told of {name}")
+        if not self._has_shape(key, tensor, mask):
+            raise IntegrityError(f"{_WHERE} has {name} in shape {[*tensor.shape]}, which is not that of the plan")
         return tensor, mask
+
+    def _has_shape(self, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None) -> bool:
+        """Whether a tensor and its mask have shapes of the plan: a digest is that of the bytes in any shape."""
+        if key.payload == Payload.PAIRS:
+            return tensor.ndim == 1 and mask is None
+        course, rows = self._plan.course, self.recorder.rows(key)
+        width, most = course.width(key.boundary, is_gradient=not key.is_hidden), course.max_length
+        if tensor.ndim != 3 or (tensor.shape[0], tensor.shape[2]) != (rows, width):
+            return False
+        if not 1 <= tensor.shape[1] <= course.sent_tokens(key.boundary, most):
+            return False
+        if not key.is_hidden or key.boundary == course.head:
+            return mask is None
+        return mask is not None and (mask.shape, mask.dtype) == (tensor.shape[:2], torch.uint8)
 
 
 def tensor_digest(tensor: torch.Tensor, mask: torch.Tensor | None) -> str:

@@ -42,7 +42,7 @@ _LOG = logging.getLogger(__name__)
 WAIT_S: Final = 120.0
 """A call of the coordinator is made again for a lease, so that it reaches nodes at times so far apart."""
 _MAX_WAITING: Final = 2
-"""Most calls of one node that wait for a row; each holds a thread of the server."""
+"""Most calls of one node that wait for a row of one placement; each holds a thread of the server."""
 
 
 _MAX_DIGESTS: Final = 4096
@@ -62,7 +62,8 @@ class RunAccess:
         self._moves = False
         self._granted_step = 0
         self._digests: dict[tuple[int, str, bool], str] = {}  # step, node, is_head -> digest
-        self._waiting = Counter[str]()
+        self._waiting = Counter[tuple[str, int]]()
+        self._awaits: dict[str, int] = {}  # by node, the newest placement for whose row a call waits
         self._refused = RepeatCounter()
 
     # ---- what the coordinator says ----------------------------------------------------------------
@@ -126,7 +127,7 @@ class RunAccess:
 
     def _begin(self, run_id: str) -> None:
         if run_id != self._run_id:
-            self._run_id, self._inspected, self._placed, self._fetches = run_id, (), (), ()
+            self._run_id, self._inspected, self._placed, self._fetches, self._awaits = run_id, (), (), (), {}
 
     # ---- what other nodes ask ---------------------------------------------------------------------
 
@@ -157,19 +158,27 @@ class RunAccess:
         return require_right(rights, asked, node=self._node, granted_step=self._granted_step)
 
     def _wait_for(self, asked: Asked) -> None:
-        """Wait until a row permits a fetch of the run; return at once where calls of its node wait already."""
+        """Wait until a row permits a fetch of the run; return at once where calls of its node wait already.
 
-        def has_row() -> bool:
-            return any(right.node == asked.node and not right.problem(asked) for right in self._fetches)
-
-        if asked.run_id != self._run_id or self._waiting[asked.node] >= _MAX_WAITING:
+        A call waits no longer once its node asks for a later placement: of a recovery that took the place of its own.
+        """
+        node, number = key = asked.node, asked.placement_number
+        if asked.run_id != self._run_id or self._waiting[key] >= _MAX_WAITING:
             return
-        self._waiting[asked.node] += 1
+
+        def is_over() -> bool:
+            has_row = any(right.node == node and not right.problem(asked) for right in self._fetches)
+            return has_row or number < self._awaits.get(node, number)
+
+        if number > self._awaits.get(node, -1):
+            self._awaits[node] = number
+            self._changed.notify_all()
+        self._waiting[key] += 1
         try:
-            self._changed.wait_for(has_row, self._wait_s)
+            self._changed.wait_for(is_over, self._wait_s)
         finally:
-            self._waiting[asked.node] -= 1
-            self._waiting += Counter()  # drops nodes without a waiting call
+            self._waiting[key] -= 1
+            self._waiting += Counter()  # drops those without a waiting call
 
     def require_member(self, call: NodeCall, caller: Party | None) -> None:
         """Refuse a call that names neither caller nor run, unless its certificate is of a node of this run."""

@@ -365,6 +365,7 @@ The demo's folder has its marker; in its cache a file that is not the one that i
 A new file in a temporary folder of the caller
     edge/model/pickled.py: convert
 A new file that its caller names: one that exists is left alone
+    coordinator/server/database.py: _engine
     proto/ringtune/storage/tensor_files.py: write_aligned
 Our own cache of a hub's models, locked: files of a commit, checked by digest
     coordinator/client/hub.py: _fetch, store

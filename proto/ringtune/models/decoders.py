@@ -1,9 +1,8 @@
 """Decoders: GPT-2, Llama, Mistral, and those without a model class in AdapterHub: Qwen2, Qwen3, Gemma 1 to 3, SmolLM3.
 
 Attention is causal; the head of a language model is the token table. A family without a class is a Llama with a few
-declared differences. Its description (``interface_of``) for AdapterHub's
-plug-in interface is saved beside the adapters, so that the library alone can load the result. SmolLM and SmolLM2 have ``model_type``
-llama.
+declared differences. Its description (``interface_of``) for AdapterHub's plug-in interface is saved beside the
+adapters, so that the library alone can load the result. SmolLM and SmolLM2 have ``model_type`` llama.
 
 Source: the configurations and modules of transformers 4.57; ``adapters.interface`` 1.3.0.
 """

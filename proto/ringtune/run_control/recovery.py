@@ -403,6 +403,41 @@ class LinkOpenings:
         return self._num_turns - at < OPENINGS_TURNS
 
 
+MOST_JOINS: Final = 5
+"""How often a node may join a run under way within ``OPENINGS_TURNS`` train turns."""
+
+
+class Joins:
+    """How often nodes have joined a run under way, new ones or again.
+
+    A node that is lost may cost a recovery, which repeats a turn and has to begin anew if the node is lost once more
+    meanwhile. So one that comes and goes would keep the run from training at all.
+    """
+
+    def __init__(self) -> None:
+        self._num_turns = 0
+        self._at: dict[str, tuple[int, ...]] = {}
+
+    def end_turn(self) -> None:
+        """Note that a train turn has ended."""
+        self._num_turns += 1
+
+    def note(self, node: str) -> None:
+        """Note that a node has joined."""
+        self._at[node] = (*self._at.get(node, ()), self._num_turns)[-MOST_JOINS - 1 :]
+
+    def refusal_reason(self, node: str, *, is_awaited: bool) -> str:
+        """Say why a node that has joined is not taken in; empty if it may be.
+
+        Of a node that the run waits for, joins count until the next turn has ended.
+        """
+        turns, when = (1, "without the end of a turn") if is_awaited else (OPENINGS_TURNS, f"in {OPENINGS_TURNS} turns")
+        num_joins = sum(self._num_turns - at < turns for at in self._at.get(node, ()))
+        if num_joins <= MOST_JOINS:
+            return ""
+        return f"it has joined more than {MOST_JOINS} times {when}; start it again later"
+
+
 _OF_ROOM: Final = (CapacityError.__name__, StorageError.__name__)
 
 

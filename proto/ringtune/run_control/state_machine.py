@@ -54,6 +54,7 @@ from ringtune.run_control.recovery import (
     AwaitedNodes,
     BadSteps,
     DisputedCopies,
+    Joins,
     LinkOpenings,
     OwnErrors,
     Recovery,
@@ -97,6 +98,7 @@ class RunStateMachine:
 
     Attributes:
         excluded: nodes that computed otherwise; they take no part in this run any more.
+        joins: of nodes during the run; who tells of a join notes it there.
         continues_with: owners that are back, where all parameters train: the run has ended with a checkpoint, and
             another one continues from there with their turns.
     """
@@ -142,7 +144,7 @@ class RunStateMachine:
         self._checking = self._checked = -1  # index of a turn
         self._opened_at: int | None = None  # step to which the run has gone back last because of a lost link
         self._opened_s = 0.0  # when it did so first
-        self._openings, self._disputed = LinkOpenings(), DisputedCopies()
+        self._openings, self._disputed, self.joins = LinkOpenings(), DisputedCopies(), Joins()
         self._broken_link: rd.LinkFailed | None = None  # the last one between living nodes
         self._before: Turn | None = None  # the last turn that was granted before the last recovery
         self._returned = list[str]()  # left-out owners that are back, to be taken in at the next turn boundary
@@ -871,6 +873,8 @@ class RunStateMachine:
             grants.close(turn)
             self._commands.append(rd.LogTurn(turn))
             unfreezing, evaluations = grants.depths.unfreezing, grants.stopping.settled
+            if turn.kind is StepKind.TRAIN:
+                self.joins.end_turn()
             if turn.kind is StepKind.TRAIN and self._required_migration.part.goes_back:
                 self._commands.append(rd.LogKept(turn.end_step, turn.owner, unfreezing, evaluations))
             if turn.kind is StepKind.CHECKPOINT:

@@ -6,8 +6,10 @@ size; nothing from a sender becomes a path or an allocation unchecked.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
+import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
@@ -118,10 +120,21 @@ def write_files(
         raise IntegrityError(f"{source} did not send {', '.join(missing)}; {_ONE_VERSION}")
 
 
+_FREE_BYTES: Final = 1 << 28
+_FREE_SHARE: Final = 0.05
+"""What is left free of the disk, whichever is less: runs of others are stored there too."""
+
+
+def _require_room(folder: Path) -> None:
+    disk = shutil.disk_usage(folder)
+    if disk.free < min(_FREE_BYTES, _FREE_SHARE * disk.total):
+        raise OSError(errno.ENOSPC, f"the disk of {folder} has {disk.free >> 20:,} MiB left, which are for runs")
+
+
 def write_any_files(
     chunks: Iterable[control_pb2.FileChunk], folder: Path, *, names: Collection[str], max_bytes: int, source: str
 ) -> dict[str, Path]:
-    """Write files to an empty folder; raises ``IntegrityError`` or ``StorageError``."""
+    """Write files to an empty folder, and leave room on its disk; raises ``IntegrityError`` or ``StorageError``."""
     came: dict[str, Path] = {}
     pending, left_bytes = iter(chunks), max_bytes
     try:
@@ -138,6 +151,7 @@ def write_any_files(
                     if chunk.path != path:
                         began = f"{source} began {chunk.path!r} before {path!r} was complete"
                         raise IntegrityError(f"{began}; {_ONE_VERSION}")
+                    _require_room(folder)
                     left_bytes -= len(chunk.chunk)
                     if left_bytes < 0:
                         raise IntegrityError(f"{source} sent more than {max_bytes:,} bytes of files; {_ONE_VERSION}")

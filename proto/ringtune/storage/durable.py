@@ -103,6 +103,11 @@ def check_writable(path: Path) -> None:
         probe.unlink()
 
 
+def itself(path: str, flags: int) -> int:
+    """Open a file that is no link, as ``opener`` of ``open``: a link in a folder of others may lead anywhere."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
 def is_plain_file(path: Path) -> bool:
     """Whether a path is a regular file itself: no link, folder, pipe or device."""
     try:

@@ -35,6 +35,7 @@ from ringtune.storage.text_files import (
     AUTO,
     MAX_ROW_BYTES,
     PACKED,
+    check_archive,
     check_rows_file,
     form_suffix,
     opened_text,
@@ -530,16 +531,17 @@ def _read_xlsx(path: Path, columns: Mapping[str, str], account: RowAccount) -> I
     except ImportError as error:
         raise DataError(f"{path} needs the package 'openpyxl' (extra 'excel'); install it, or save as CSV") from error
     try:
+        check_archive(path, most_bytes=_MAX_SHEET_BYTES, factor=_MAX_SHEET_FACTOR)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of styles and validations, which are not read
             book = library.load_workbook(path, read_only=True, data_only=True)
         try:
-            sheets = [sheet for sheet in book.worksheets if any(_filled(cells) for cells in _cells(sheet))]
+            sheets = [sheet for sheet in book.worksheets if any(_filled(cells) for cells in _cells(path, sheet))]
             if len(sheets) > 1:
                 names = ", ".join(repr(str(sheet.title)) for sheet in sheets[1:])
                 account.notes.append(f"{path}: only the sheet {sheets[0].title!r} is read, not {names}")
             if sheets:
-                rows = ((number, _filled(cells)) for number, cells in enumerate(_cells(sheets[0]), start=1))
+                rows = ((number, _filled(cells)) for number, cells in enumerate(_cells(path, sheets[0]), start=1))
                 yield from _under_header(rows, columns, account)
         finally:
             book.close()
@@ -547,8 +549,28 @@ def _read_xlsx(path: Path, columns: Mapping[str, str], account: RowAccount) -> I
         raise DataError(f"{path} is no readable spreadsheet ({error}); save it again, or as CSV") from error
 
 
-def _cells(sheet: Any) -> Iterable[tuple[object, ...]]:
-    return sheet.iter_rows(values_only=True)  # type: ignore[no-any-return]
+_MAX_SHEET_BYTES: Final = 1 << 28
+_MAX_SHEET_FACTOR: Final = 20
+"""An unpacked sheet takes up to four times its bytes in memory, as texts."""
+_MAX_SHEET_ROWS: Final = 1 << 20
+_MAX_SHEET_CELLS: Final = 1 << 24
+
+
+def _cells(path: Path, sheet: Any) -> Iterator[tuple[object, ...]]:
+    """Yield the cells of each row, also of those that the file leaves out; raises ``DataError`` where they are many.
+
+    A row or cell has its number in the file, so a few bytes may stand for any number of empty ones.
+    """
+    sheet.reset_dimensions()  # in the file, and not needed
+    left = max(_MAX_SHEET_CELLS, _MAX_SHEET_FACTOR * path.stat().st_size)
+    for number, cells in enumerate(sheet.iter_rows(values_only=True), start=1):
+        left -= len(cells)
+        if left < 0 or number > _MAX_SHEET_ROWS:
+            raise DataError(
+                f"{path}: the sheet {sheet.title!r} has more than {_MAX_SHEET_ROWS:,} rows, or {_MAX_SHEET_CELLS:,} "
+                "cells, most of them empty; save it as CSV, or remove what is far beyond the rows"
+            )
+        yield cells
 
 
 def _filled(cells: Sequence[object]) -> list[str | None]:

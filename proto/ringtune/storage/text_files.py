@@ -14,6 +14,7 @@ import codecs
 import gzip
 import importlib
 import io
+import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -122,6 +123,22 @@ def read_text(path: Path, encoding: str = AUTO) -> tuple[str, str]:
     form = text_form(path, encoding)
     with opened_text(path, form) as file:
         return file.read().replace("\r\n", "\n").replace("\r", "\n"), form.note
+
+
+def check_archive(path: Path, *, most_bytes: int = MAX_BYTES, factor: int = MAX_FACTOR) -> None:
+    """Refuse a zip archive that unpacks to more than both limits: bytes, and times the bytes of the file.
+
+    Raises:
+        DataError: it does.
+        OSError, zipfile.BadZipFile: it is not readable.
+    """
+    with zipfile.ZipFile(path) as archive:
+        unpacked = sum(entry.file_size for entry in archive.infolist())
+    if unpacked > max(most_bytes, factor * path.stat().st_size):
+        raise DataError(
+            f"{path} unpacks to {unpacked:,} bytes, more than {factor} times its own; pack it anew if it is yours, "
+            "with unlike rows"
+        )
 
 
 def is_encoding(name: str) -> bool:

@@ -62,6 +62,20 @@ def test_rounds_grant_ahead_at_least_one_turn(items_ahead: int, expected: int) -
     assert len(grants) == 1 and len(grants[0].turns) == expected
 
 
+def test_rounds_count_the_joins_of_a_node_until_turns_have_ended() -> None:
+    """More than five are too many within 50 turns; of a node that the run waits for, until the next turn has ended."""
+    rounds, turn = trained_rounds(), next(turn_sequence(PLAN.course))
+    for refused in [False] * 5 + [True]:
+        rounds.joins.note("c")
+        assert [bool(rounds.joins.refusal_reason("c", is_awaited=one)) for one in (True, False)] == [refused] * 2
+    for seq in range(turn.first_seq, turn.end_seq):
+        values = (("count", 4.0), ("loss_sum", 2.0))
+        rounds.handle(rd.StepReported(turn.owner, seq, turn.first_step, turn.kind.value, values), 1.0)
+    for node in ("a", "b"):
+        rounds.handle(rd.TurnReported(node, turn.index), 1.0)
+    assert [bool(rounds.joins.refusal_reason("c", is_awaited=one)) for one in (True, False)] == [False, True]
+
+
 @cases("recovery", [None, RecoveryPolicy()])
 def test_rounds_recover_and_take_nodes_in_only_with_a_policy(recovery: RecoveryPolicy | None) -> None:
     """Nodes keep copies in both runs: without a policy a loss ends the run, and a node that joins changes nothing."""

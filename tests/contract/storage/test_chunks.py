@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -80,6 +83,18 @@ def test_file_chunks_refuses_more_than_the_limit(tmp_path: Path) -> None:
     """A sender can't fill the disk."""
     with pytest.raises(IntegrityError, match=r"more than 1,048,576 bytes"):
         write(chunks(), tmp_path, max_bytes=CHUNK_BYTES)
+
+
+def test_file_chunks_leave_room_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's upload would fill the disk on which runs of others are stored; a small disk has a smaller rest."""
+    for total, free, is_taken in ((1 << 40, 1 << 28, True), (1 << 40, (1 << 28) - 1, False), (1 << 20, 1 << 16, True)):
+        disk = SimpleNamespace(total=total, free=free)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, disk=disk: disk)
+        (folder := tmp_path / str(free)).mkdir()
+        with (
+            nullcontext() if is_taken else pytest.raises(StorageError, match="MiB left, which are for runs; make room")
+        ):
+            write(chunks(), folder)
 
 
 def test_file_cutter_gives_the_same_pieces_however_the_content_comes() -> None:

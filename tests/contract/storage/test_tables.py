@@ -14,6 +14,7 @@ from ringtune.config.sections import Data
 from ringtune.errors import DataError
 from ringtune.job.rows import read_rows
 from ringtune.models.family import CLASSIFICATION
+from ringtune.storage import tables
 from ringtune.storage.tables import Record, RowAccount, table_rows
 from tests.support.cases import cases
 
@@ -101,6 +102,23 @@ def test_table_of_a_spreadsheet_is_that_of_its_csv(tmp_path: Path) -> None:
     (tmp_path / "no.xlsx").write_bytes(b"PK\x03\x04")
     with pytest.raises(DataError, match=r"no\.xlsx is no readable spreadsheet"):
         read(tmp_path / "no.xlsx")
+
+
+@pytest.mark.parametrize(("limit", "place"), [("ROWS", (9, 1)), ("CELLS", (2, 99)), ("BYTES", (2, 1))])
+def test_spreadsheet_that_stands_for_far_more_than_its_bytes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, place: tuple[int, int]
+) -> None:
+    """A cell far away, which may stand for two billion empty rows in a kilobyte, and packed texts."""
+    openpyxl = pytest.importorskip("openpyxl")
+    path, book = tmp_path / "far.xlsx", openpyxl.Workbook()
+    book.active.append(("text", "label"))
+    book.active.cell(*place, "x" * 1000)
+    book.save(path)
+    assert read(path)[1].columns == ("text", "label")
+    monkeypatch.setattr(tables, f"_MAX_SHEET_{limit}", 8)
+    monkeypatch.setattr(tables, "_MAX_SHEET_FACTOR", 0)
+    with pytest.raises(DataError, match=r"most of them empty; save it as CSV|unpacks to [0-9,]+ bytes, more than"):
+        read(path)
 
 
 def test_table_that_is_longer_than_the_sample_keeps_every_line(tmp_path: Path) -> None:

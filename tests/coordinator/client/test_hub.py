@@ -278,6 +278,16 @@ def test_download_names_a_hub_that_does_not_answer(
         ("RepositoryNotFoundError", 401, "has no acme/mini-v2 for you; correct the name, or hf auth login if it is"),
         ("GatedRepoError", 403, "acme/mini-v2 to who agreed to its terms; agree on its page, and hf auth"),
         ("RevisionNotFoundError", 404, "acme/mini-v2 has no revision v9 on the hub "),
+        (
+            "HfHubHTTPError",
+            401,
+            " refuses access to acme/mini-v2 (401): agree to its licence on its page, and hf auth ",
+        ),
+        (
+            "HfHubHTTPError",
+            403,
+            " refuses access to acme/mini-v2 (403): agree to its licence on its page, and hf auth ",
+        ),
         ("HfHubHTTPError", 503, " answers 503 for acme/mini-v2; try again later, or set HF_ENDPOINT to another one"),
         ("", 0, " can't be reached; check network and HTTPS_PROXY, or set HF_ENDPOINT to another one"),
     ],

@@ -21,12 +21,13 @@ from hypothesis import strategies as st
 from tensorboardX.proto.event_pb2 import Event
 
 from coordinator.api import train as training
-from coordinator.client.detached_runs import fetched_folder
+from coordinator.client.detached_runs import fetched_folder, start_in_background
+from coordinator.client.local_nodes import AgentTemplate
 from coordinator.client.run_files import NAME, RunParts, TablesFile, TensorBoardLog, require_tensorboard, scalars
 from coordinator.client.run_folder import RunFolder, files_of_run, locked_for_resume, require_inputs_elsewhere
 from coordinator.run.requests import RunRequest
 from coordinator.screen.progress import Progress
-from ringtune.errors import BusyError, IntegrityError, JobError, PlanError, UsageError
+from ringtune.errors import BusyError, IntegrityError, JobError, PlanError, StorageError, UsageError
 from ringtune.job.job import load_job
 from ringtune.schedule.operation_tables import ScheduledTable, tables_from_json
 from ringtune.v1 import control_pb2
@@ -101,6 +102,41 @@ def test_folder_refuses_to_follow_a_link(tmp_path: Path) -> None:
         (tmp_path / "run/adapter").symlink_to(tmp_path / "elsewhere")
         with pytest.raises(IntegrityError, match="not allowed"):
             folder.add_chunk(chunk("adapter/x", b"", sha256=digest(b"")))
+
+
+@pytest.mark.parametrize("name", ["adapter", "best", "checkpoints", "checkpoints/nodes", "parts", "fetching"])
+def test_folder_with_a_link_in_place_of_a_folder_is_refused(tmp_path: Path, name: str) -> None:
+    """A resumed run would remove folders and manifests elsewhere."""
+    with RunFolder(tmp_path / "run") as folder:
+        folder.write_text("plan.json", "{}")
+    (tmp_path / "elsewhere/7").mkdir(parents=True)
+    (tmp_path / "run" / name).parent.mkdir(exist_ok=True)
+    (tmp_path / "run" / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match=f"{name} is a link"), RunFolder(tmp_path / "run", resume=True) as folder:
+        folder.rewind_to(0)
+    with (
+        pytest.raises(UsageError, match=f"{name} is a link"),
+        fetched_folder(tmp_path / "run", replace=True, goes_on=True),
+    ):
+        pass
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["7"]
+
+
+def test_folder_writes_through_no_link(tmp_path: Path) -> None:
+    """Neither a growing file, nor one that is appended to, nor a log."""
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    with RunFolder(tmp_path / "run") as folder:
+        for name in ("trace.json.part", "metrics.jsonl", "run.log"):
+            (tmp_path / "run" / name).symlink_to(victim)
+        folder.add_chunk(chunk("trace.json", b"{}", sha256=digest(b"{}")))
+        with pytest.raises(IntegrityError, match="not allowed"):
+            folder.add_metrics("{}")
+        with pytest.raises(UsageError, match="symbolic link"):
+            start_in_background(tmp_path / "run", ["--version"])
+        with pytest.raises(StorageError, match="symbolic link"):
+            AgentTemplate(tmp_path / "run/run.log", {}).__enter__()
+    assert victim.read_text() == "mine" and (tmp_path / "run/trace.json").read_text() == "{}"
 
 
 def test_folder_that_was_made_for_a_run_that_never_began_goes(tmp_path: Path) -> None:

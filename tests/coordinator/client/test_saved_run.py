@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import re
 from pathlib import Path
@@ -46,6 +47,7 @@ def test_saved_run_without_an_adapter_is_refused(
     ("name", "content", "message"),
     [
         ("report.json", {"wall_s": "b"}, "report.json is damaged: wall_s is the text 'b'"),
+        ("report.json", {"wall_s": math.inf}, "report.json is damaged: wall_s is the number inf"),
         ("report.json", {"eval": [1]}, "report.json is damaged: eval is a list"),
         ("metrics.jsonl", {"step": 1}, "line 1 is no JSON object with a kind"),
         ("metrics.jsonl", {"kind": "train", "loss": 1.0}, "line 1 has no step"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import queue
+import threading
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -102,10 +103,10 @@ def test_registry_has_one_process_for_a_name() -> None:
     registry = registry_of_a()
     registry.join(member("a", instance="two"), now_s=10)
     assert registry.living(now_s=11)[0].instance == "two"
-    # A process that lost the reply of its first join may simply join again
+    # A process that lost the reply of its first join may simply join again, and stays where it was
     registry = registry_of_a()
-    registry.join(member("a"), now_s=1)
-    assert len(registry.living(now_s=2)) == 1
+    registry.join(dataclasses.replace(member("a"), address="10.0.0.1:1"), now_s=9)
+    assert [entry.address for entry in registry.living(now_s=18)] == [member("a").address]
     # Only the process that joined can leave
     registry = registry_of_a()
     assert not registry.leave("a", "two")
@@ -123,6 +124,10 @@ class Machine:
         """Read it."""
         return self.now_s
 
+    def idle(self) -> float:
+        """The time in which a process has worked: none."""
+        return 0.0
+
 
 def passed_s(machine: Machine, clock: WakingClock, seconds: float, every_s: float) -> float:
     """Let time go by while the clock is read every so often; how much of it counted."""
@@ -137,14 +142,20 @@ def test_clock_of_a_process_that_runs_is_the_machines() -> None:
     """However busy it is."""
     for every_s in [0.01, 0.25, MAX_BETWEEN_S]:
         machine = Machine()
-        assert passed_s(machine, WakingClock(machine), 60.0, every_s) == pytest.approx(60.0)
+        assert passed_s(machine, WakingClock(machine, machine.idle), 60.0, every_s) == pytest.approx(60.0)
+
+
+def test_clock_of_a_process_that_works_goes_on() -> None:
+    """However long one piece of work takes: a member that keeps it at work puts no deadline off."""
+    machine = Machine()
+    assert passed_s(machine, WakingClock(machine, machine), 60.0, 4 * MAX_BETWEEN_S) == pytest.approx(60.0)
 
 
 def test_lease_is_not_over_because_the_coordinator_stood_still() -> None:
     """It is over a lease of listening later, if nothing is heard."""
     for stood_s in [MAX_BETWEEN_S + 0.1, 9.0, 86_400.0]:
         machine = Machine()
-        clock, registry = WakingClock(machine), Registry(5.0)
+        clock, registry = WakingClock(machine, machine.idle), Registry(5.0)
         registry.join(Member(node="a", address="a:1", instance="x"), clock())
         passed_s(machine, clock, 4.0, 0.25)
         machine.now_s += stood_s
@@ -208,6 +219,31 @@ def test_node_that_comes_is_asked_and_may_have_blocks(cluster: FakeCluster) -> N
     assert going.driver.nodes == {"a", "b", "c"} == {*going.driver._join_handler.facts}
     going.driver.stop("test")
     assert agent.released.wait(CALL_S)
+
+
+def test_node_that_comes_and_goes_is_asked_no_more_until_turns_have_ended(cluster: FakeCluster) -> None:
+    """Each time it is lost all may have to go back, so it could keep them from training."""
+    going = Going(cluster)
+    agent, coordinator = come(cluster), cluster.server.coordinator
+
+    def again(number: int) -> None:
+        coordinator.leave("c", agent.instance)
+        agent.join(f"process {number}")
+
+    for number in range(2, 7):
+        assert going.note_of("c").startswith("node c may get blocks")
+        again(number)
+    assert going.note_of("c").endswith("it has joined more than 5 times in 50 turns; start it again later")
+    again(7)
+    was_taken = threading.Event()
+    going.driver._queue.put(was_taken.set)
+    assert was_taken.wait(CALL_S)
+    for _ in range(50):
+        going.driver._rounds.joins.end_turn()
+    again(8)
+    assert going.note_of("c").startswith("node c may get blocks")
+    assert agent.log.count("inspect") == 6
+    going.driver.stop("test")
 
 
 @pytest.mark.parametrize(
@@ -325,7 +361,7 @@ def test_run_that_begins_without_owners_asks_those_that_are_there() -> None:
     books: Any = None
     plan = Plan(without_owner(KNOWN.plan.course, "b", 1), KNOWN.plan.placements)
     handler.begin(KnownNodes(plan, {"a": facts("a")}), books, books)
-    assert [(entry.func, *entry.args) for entry in joined] == [(handler.joined, member("b"))]
+    assert [(entry.func, *entry.args) for entry in joined] == [(handler._consider, member("b"))]
 
 
 def test_report_of_a_former_process_is_refused(cluster: FakeCluster) -> None:
@@ -385,6 +421,26 @@ def test_members_without_a_part_end_no_run(cluster: FakeCluster) -> None:
     with pytest.raises(BusyError, match="reports of node a are not read yet"):
         going.driver.report(control_pb2.ReportRequest(**about, number=3))
     going.driver.stop("test")
+
+
+def test_reports_without_end_put_no_deadline_off_and_fill_no_file(cluster: FakeCluster) -> None:
+    """A deadline is behind what has come before it; of a node no more actions count than it was granted."""
+    going = Going(cluster)
+    driver, node, recorder = going.driver, cluster.agents["b"], going.driver._require_placed().recorder
+    report = control_pb2.ReportRequest(run_id=node.run_id, node="b", instance=node.address, number=1)
+    for _ in range(2 * recorder._most_spans):
+        report.spans.add(action="F0.0[0,1)", start_unix_s=1.0, end_unix_s=2.0)
+    driver.report(report)
+
+    def again() -> None:
+        driver._queue.put(again)
+
+    again()
+    late: Any = itertools.repeat(driver._now_s() + 1e6).__next__
+    driver._now_s = late
+    assert driver.join(CALL_S)
+    assert driver._finish is not None and driver._finish.error == "DeadlineError"
+    assert 0 < recorder.ledger.nodes["b"].num_actions == recorder._most_spans
 
 
 def test_owner_that_comes_back_has_the_rows_that_it_had() -> None:

@@ -624,6 +624,7 @@ def test_books_leave_out_what_is_no_action(caplog: pytest.LogCaptureFixture) -> 
     plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"])
     written: list[Any] = []
     books = RunRecorder(plan, job(), profile_of(plan), written.append)
+    books.granted([turn(0)])
     report = control_pb2.ReportRequest(run_id="r", node="b", number=1)
     for action in ("Q1", "f0.0[2,3)"):
         report.spans.add(action=action, start_unix_s=1000.0, end_unix_s=1001.0)

@@ -62,6 +62,14 @@ def test_run_request_arrives_as_it_was_sent() -> None:
         run_request_from_proto(control_pb2.RunRequest(job_toml="[model]\npaths = 1"))
     with pytest.raises(UsageError, match="not for nan seconds"):
         run_request_from_proto(control_pb2.RunRequest(join_s=float("nan")))
+    # and what others are shown of it is short and on a line
+    message = run_request_to_proto(FULL)
+    message.submitted_by = "eve\x1b[2J\n" * 1000
+    shown = run_request_from_proto(message).submitted_by
+    assert shown.isprintable() and len(shown) < 400
+    for wrong in ({"submission": "x" * 65}, {"nodes": ["a"] * 5000}, {"nodes": ["../a"]}):
+        with pytest.raises(UsageError, match=r"not allowed|nodes at most"):
+            run_request_from_proto(control_pb2.RunRequest(job_toml=message.job_toml, **wrong))
 
 
 def test_file_of_initial_values_goes_behind_its_request(tmp_path: Path) -> None:

@@ -282,9 +282,9 @@ def test_deadline_is_over_only_behind_what_was_heard_already() -> None:
         driver._timers["phase"] = -1.0
         driver._queue.put(rd.DrainRequested("test"))
         driver._fire_timers()
+        assert driver._queue.get() == rd.DrainRequested("test")
         assert "phase" in driver._timers
-        driver._queue.get()
-        driver._fire_timers()
+        driver._take(driver._queue.get())
         assert not driver._timers
 
 

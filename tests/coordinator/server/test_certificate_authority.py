@@ -699,7 +699,8 @@ def test_users_have_the_own_runs_or_all_and_the_membership(tmp_path: Path) -> No
                     stub.Remove(trust_pb2.RemoveRequest(node="nobody"), timeout=30)
                 refused = "submitter alice is no administrator" in str(error_of_call(caught.value, peer="it"))
                 assert refused is (name == "alice")
-                parse_token(stub.Invite(trust_pb2.InviteRequest(node="eval-0123abcd"), timeout=30).token)
+                guest = f"eval-{name.encode().hex()[:6]:>08}"
+                parse_token(stub.Invite(trust_pb2.InviteRequest(node=guest), timeout=30).token)
         keeper.remove(bob, "left")
         open_token = invited(trust, bob, is_administrator=True)
         keeper.remove(bob, "left")
@@ -763,6 +764,8 @@ def test_joining_of_guests_is_by_invitation_of_a_user(tmp_path: Path) -> None:
         with pytest.raises(BusyError, match="alice has invited 60 nodes within a minute"):
             keeper.invite("eval-00000000", user="alice")
         keeper.invite("eval-00000000", user="bob")
+        with pytest.raises(BusyError, match="take another name"):  # who joins later would be the guest of this user
+            keeper.invite("eval-00000000", user="carol")
         assert identity.facts.ends_unix_s - time.time() == pytest.approx(DAY_S, abs=60)
         speaker = Speaker(identity)
         assert identity.facts.renew_at_unix_s == identity.facts.ends_unix_s

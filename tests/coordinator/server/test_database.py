@@ -360,6 +360,16 @@ def test_database_that_can_not_be_used_is_named(url: str, error: type[Exception]
     assert "secret" not in str(caught.value)
 
 
+def test_database_that_is_a_new_file_is_private(tmp_path: Path) -> None:
+    """It has the runs of all users; a command that makes a token may be the first to make it."""
+    before = os.umask(0o022)
+    try:
+        Database(f"sqlite:///{tmp_path}/state.sqlite", lease_s=1.0).close()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "state.sqlite").stat().st_mode & 0o777 == 0o600
+
+
 def test_copy_has_one_coordinator_at_a_time(pair: Pair, tmp_path: Path) -> None:
     """Two of one machine have ports of their own, and so folders."""
     with (

@@ -19,7 +19,7 @@ import pytest
 from coordinator.planner.given_plan import GivenPlan
 from coordinator.planner.limits import Choices
 from coordinator.run.requests import RunRequest
-from coordinator.server import run_store
+from coordinator.server import run_record, run_store
 from coordinator.server.restart import MAX_IN_VAIN, NODES_S, last_of, resume_request, resumed_by, run_to_resume
 from coordinator.server.run_record import RunRecord, chain_of, in_order, to_drop
 from coordinator.server.run_store import EventLog, RunStore, read_events
@@ -120,6 +120,19 @@ def test_books_go_by_age_then_by_size_oldest_first() -> None:
     assert to_drop(runs, now_unix_s=NOW_S, keep_days=7, keep_bytes=15) == (ONE, TWO)
     assert to_drop(runs, now_unix_s=NOW_S, keep_days=90, keep_bytes=30) == ()
     assert to_drop(runs, now_unix_s=NOW_S, keep_days=7, keep_bytes=100, busy={ONE}) == ()
+
+
+def test_record_of_a_user_has_bounded_texts_and_few_of_them_have_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a user's failed runs would fill the list of runs, which is one message for administrators."""
+    failure = control_pb2.RunEvent(failure=control_pb2.RunFailure(error="PlanError", message="\x1b" + "y" * 10_000))
+    assert len(record().after(failure, 9.0).message) < 700
+    monkeypatch.setattr(run_record, "_MAX_UNPLANNED", 1)
+    names = [f"r20260101-000000-0000000{number}" for number in range(5)]
+    failed = [ended(name, num_steps=0, owner="bob", first_run=names[1]) for name in names[:3]]
+    others = [record(names[3], owner="bob"), ended(names[4], num_steps=0, owner="alice")]
+    assert to_drop([*failed, *others], now_unix_s=NOW_S, keep_days=7, keep_bytes=100) == tuple(names[:2])
+    kept = to_drop([*failed, *others], now_unix_s=NOW_S, keep_days=7, keep_bytes=100, busy=names[:1])
+    assert kept == (names[1],)
 
 
 def test_books_of_a_run_stay_with_those_of_the_run_that_goes_on_with_it() -> None:

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import re
 import socket
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -128,9 +129,12 @@ def visiting() -> Iterator[tuple[PageServer, Callable[..., socket.socket]]]:
     """A page, and what opens a connection to it and sends some first bytes."""
     with PageServer(PageData(), "127.0.0.1:0") as page, contextlib.ExitStack() as stack:
 
-        def connect(first: bytes, source: str = "127.0.0.1") -> socket.socket:
-            place = split_address(page.address, option="")
-            made = stack.enter_context(socket.create_connection(place, WAIT_S, source_address=(source, 0)))
+        def connect(first: bytes, source: str = "127.0.0.1", room: int = 1 << 16) -> socket.socket:
+            made = stack.enter_context(socket.socket())
+            made.settimeout(WAIT_S)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
+            made.bind((source, 0))
+            made.connect(split_address(page.address, option=""))
             made.sendall(first)
             return made
 
@@ -167,6 +171,23 @@ def test_server_lets_go_of_who_makes_no_request(monkeypatch: pytest.MonkeyPatch)
         idle = [connect(b""), connect(b"GET / HT"), connect(b"GET / HTTP/1.1\r\nhost: x\r\nx:")]
         again.sendall(b"GET / HT")
         assert all(is_closed(one) for one in (*idle, again))
+
+
+@pytest.mark.promise("6 every wait ends")
+@pytest.mark.parametrize("last", ["", "connection: close\r\n"])
+def test_server_lets_go_of_who_reads_nothing(monkeypatch: pytest.MonkeyPatch, last: str) -> None:
+    """A connection on which an answer is not read is cut off, also one that is being closed; a reader gets all."""
+    monkeypatch.setattr(app, "UNREAD_S", 0.1)
+    with visiting() as (page, connect):
+        page._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # accepted connections have it too
+        request = f"GET /static/uPlot.iife.min.js HTTP/1.1\r\nhost: {page.address}\r\n{last}\r\n".encode()
+        idle, here = connect(request, room=4096), page._server.server_state.connections
+        assert idle.recv(1, socket.MSG_PEEK) == b"H"
+        end_s = time.monotonic() + WAIT_S
+        while here and time.monotonic() < end_s:
+            time.sleep(0.01)
+        assert not here
+        assert get(f"http://{page.address}/static/uPlot.iife.min.js")[1] == (STATIC / "uPlot.iife.min.js").read_text()
 
 
 def test_server_without_its_libraries_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

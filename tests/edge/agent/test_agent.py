@@ -300,9 +300,10 @@ def test_checker_answers_in_time_whoever_hands_in_too_slowly(monkeypatch: pytest
     audit = SimpleNamespace(
         read_work=lambda *_: {},
         read_tensor=lambda *_, **__: None,
+        most_bytes=lambda *_: 0,
         recorder=SimpleNamespace(exchanges=lambda cell, turn: (sent,)),
     )
-    active = SimpleNamespace(audit=audit, addresses={}, lease_s=1.0, audit_stub=lambda node, address: None)
+    active = SimpleNamespace(audit=audit, addresses={}, lease_s=1.0, sizes=None, audit_stub=lambda node, address: None)
 
     def work(function: Any, timeout_s: float, what: str) -> Any:
         now_s[0] += 80.0

@@ -255,7 +255,7 @@ def test_snapshot_is_fetched_from_the_node_that_hosted_the_blocks(shelf: tuple[S
     fetched: list[list[str]] = []
     early = threading.Thread(target=lambda: fetched.append(fetch_from(address)))
     early.start()  # it waits until node b hears of the move too
-    wait_until(lambda: access._waiting["a"] == 1)
+    wait_until(lambda: access._waiting["a", 0] == 1)
     access.move(TWO_AGENTS_RUN, to_a, START, 0, None)
     early.join(WAIT_S)
     assert fetched == [["b/1.up", "b/2.up"]]

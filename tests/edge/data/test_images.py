@@ -354,7 +354,7 @@ def test_images_refuse_what_the_model_cannot_take(vit: Path, tmp_path: Path) -> 
             load(vit, tmp_path / "images.npz").batch([0], {})
 
 
-def test_images_refuse_damaged_files(vit: Path, tmp_path: Path) -> None:
+def test_images_refuse_damaged_files(vit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing, cut off or foreign file, an empty folder, a wrong one in a folder: each is named."""
     path = write_images(tmp_path / "images.npz", 20, seed=1)
     (tmp_path / "cut.npz").write_bytes(path.read_bytes()[:500])
@@ -364,7 +364,10 @@ def test_images_refuse_damaged_files(vit: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "bad" / "cat" / "a.npy", np.zeros((5, 5), np.uint8))
     (tmp_path / "torn" / "cat" / "a.npy").write_bytes(b"\x93NUMPY")
     (tmp_path / "rows.csv").write_text("image,label\n")
+    np.savez_compressed(tmp_path / "bomb.npz", **_arrays(more=np.zeros(1 << 22, np.uint8)))
+    monkeypatch.setattr("ringtune.storage.text_files.check_archive.__kwdefaults__", {"most_bytes": 1, "factor": 200})
     for name, message in (
+        ("bomb.npz", r"unpacks to 4,[0-9,]+ bytes, more than 200 times its own"),
         ("no.npz", "is not there"),
         ("cut.npz", "is no readable npz file"),
         ("empty", "has no images; put them into a folder for each class"),

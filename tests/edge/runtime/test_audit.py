@@ -29,6 +29,7 @@ from edge.transport.tensors import as_received
 from ringtune.errors import FrameError, IntegrityError
 from ringtune.job.job import kinds_of
 from ringtune.run_control import events as rd
+from ringtune.schedule.access import NOT_PLANNED
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.course import HelperSettings
 from ringtune.schedule.operation_tables import Choice
@@ -59,6 +60,7 @@ from ringtune.techniques.audit import (
     question,
     read_results,
     read_trail,
+    tag_name,
     tensor_name,
     tolerance,
     trail_problem,
@@ -538,11 +540,19 @@ def test_only_what_is_drawn_of_others_is_kept_and_for_the_ticket_only() -> None:
     assert recorder.tensor_file(TensorKey("h", 0, 0, 3), "secret").size_bytes
 
 
+def checking(carrier: AuditedCarrier) -> tuple[NodeAudit, Turn]:
+    """The audit of c, which keeps the turn of the last repeated cell of b once more."""
+    audit, index = carrier.audits["c"], carrier.handed_in["b"][0].place.turn
+    turn = next(turn for turn in turn_sequence(carrier.part.course) if turn.index == index)
+    audit.recorder.grant(turn)
+    return audit, turn
+
+
 def test_other_hand_ins_than_told_are_refused_before_they_are_used() -> None:
     """A state, a sum or a tensor with one changed bit; a file that is no file."""
     carrier = audited(method="all", num_steps=2)
     asked, work, tensors = carrier.handed_in["b"]
-    audit, key = carrier.audits["c"], next(iter(tensors))
+    (audit, _), key = checking(carrier), next(iter(tensors))
 
     def read_tensor(content: bytes) -> object:
         return audit.read_tensor(Pieces.of(content), key, asked.given)
@@ -561,11 +571,34 @@ def test_other_hand_ins_than_told_are_refused_before_they_are_used() -> None:
             read(b"no file")
 
 
+def test_hand_in_of_the_same_bytes_in_another_shape_is_refused() -> None:
+    """Their digest is what was told, and what is computed with them would speak against the host, or the checker."""
+    carrier = audited(method="all", num_steps=2)
+    asked, _, tensors = carrier.handed_in["b"]
+    (audit, _), key = checking(carrier), next(key for key in tensors if key.is_hidden)
+    tensor, mask = audit.read_tensor(Pieces.of(tensors[key]), key, asked.given)
+    assert mask is not None and len(tensors[key]) <= audit.most_bytes(asked.cell, key, NOT_PLANNED) < 100_000
+    rows, tokens, width = tensor.shape
+    for other, others_mask in (
+        (tensor.reshape(tokens, rows, width), mask.reshape(tokens, rows)),
+        (tensor.reshape(rows, -1), mask),
+        (tensor, mask.reshape(1, -1)),
+        (tensor, mask.long() + 256),
+    ):
+        assert tensor_digest(other, others_mask) == asked.given[tensor_name(key)]
+        content = bytes(write_tensors({"tensor": pieces_of(other), "mask": pieces_of(others_mask)}))
+        with pytest.raises(IntegrityError, match="which is not that of the plan"):
+            audit.read_tensor(Pieces.of(content), key, asked.given)
+
+
 def test_hand_in_that_can_not_be_worked_with_speaks_against_who_told_of_it() -> None:
-    """A sum with numbers that are not finite, and a state with a tensor of no block: it is no error of the checker."""
+    """A sum with numbers that are not finite, and a state with a tensor of no block: it is no error of the checker.
+
+    Nor that of the host, where its neighbour hands in something else than the host has got.
+    """
     carrier = audited(method="all", microbatches=1)
     asked, content, tensors = carrier.handed_in["b"]
-    audit, turn = carrier.audits["c"], next(turn for turn in turn_sequence(carrier.part.course) if turn.index == 1)
+    audit, turn = checking(carrier)
     work = audit.read_work(Pieces.of(content), asked.place, asked.given)
     given = {key: audit.read_tensor(Pieces.of(one), key, asked.given) for key, one in tensors.items()}
     sums = TensorFile(Pieces.of(work["total"]), where="it")
@@ -573,6 +606,17 @@ def test_hand_in_that_can_not_be_worked_with_speaks_against_who_told_of_it() -> 
     work["total"] = bytes(write_tensors({name: pieces_of(tensor) for name, tensor in bad.items()}))
     with pytest.raises(IntegrityError, match="not finite"):
         audit.repeater("b").repeat(turn, asked.place, work, given, asked.given)
+    exchanges, under = audit.recorder.exchanges(asked.cell, turn.index), dict(asked.given) | {TAG_KEY: "ab" * 32}
+    failed = audit.failed(exchanges, {one.key: given[one.key] for one in exchanges if one.comes}, under)
+    for key in failed.differing:
+        failed.compare(key, given[key])
+    results = read_results(json.dumps(failed.results), "c", asked)
+    found = judge(asked, results, EQUAL_BITS)
+    assert found is not None and found.nodes == ("b",) and found.is_computed
+    key = next(one.key for one in exchanges if one.comes)
+    other = asked._replace(told=dict(asked.told) | {tag_name(tensor_name(key)): "another"})
+    found = judge(other, results, EQUAL_BITS)
+    assert found is not None and found.nodes == ("b", asked.peers[tensor_name(key)])
     odd = State.of(bytes(write_tensors({f"adapter/{'9' * 5000}.weight": pieces_of(torch.ones(2))})))
     assert [*odd.digests] == [-1]
 

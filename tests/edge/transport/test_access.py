@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -57,6 +58,18 @@ def test_access_follows_the_run() -> None:
     access.inspect("r", [], shards_run="q")
     access.inspect("s", [])
     assert allowed(access) == set()
+
+
+def test_fetches_of_a_recovery_wait_also_where_others_were_given_up_before_it() -> None:
+    """Each recovery that takes the place of another ends the waits of that one."""
+    access = RunAccess("b", wait_s=60.0)
+    access.place("r", PLAN, START)
+    with ThreadPoolExecutor() as pool:
+        asked = [FETCH._replace(placement_number=number) for number in (1, 1, 2, 2, 3, 3)]
+        calls = [pool.submit(access.require, one, node_party("a")) for one in asked]
+        assert [type(call.exception(timeout=30)) for call in calls[:4]] == [TrustError] * 4
+        access.move("r", PLAN, START, 3, 2)
+        assert [call.result(timeout=30).placement_number for call in calls[4:]] == [3, 3]
 
 
 def test_links_are_opened_again_where_a_node_is_behind_in_a_move() -> None:
