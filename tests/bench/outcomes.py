@@ -10,25 +10,19 @@ otherwise, 77 if this machine can't.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import random
-import signal
 import sys
-import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from deploy.testbed.capabilities import SKIPPED_EXIT_CODE, MissingCapability
-from tests.bench.trust import KeptTrials, known_part, say, spread, write_part
-from tests.support.board_ring import LEASE_S, STEPS, board_ring
-from tests.support.outcomes import Matrix, Outcome, Row
+from tests.bench.trust import Case, carry_out_part, read_options
+from tests.support.board_ring import LEASE_S, STEPS
+from tests.support.outcomes import Matrix, Outcome, Row, board_matrix
 from tests.support.strikes import STRIKES
 
-PART, BED = "outcomes", "rtfaults"
 SHORT_S, LONG_S = 0.4 * LEASE_S, 1.8 * LEASE_S
 KNOWN_S = LEASE_S + 3.0
 """How soon a loss is known at the latest: a lease, a beat that is due, a second for the node to speak for itself."""
@@ -48,13 +42,6 @@ def _lost(name: str, strike: str) -> list[Row]:
     host = Row(name=name, strike=strike, victim="c", seconds=LONG_S, outcome=WITHOUT, detected_s=KNOWN_S)
     owner = dataclasses.replace(host, victim="a", outcome=RESUMED, code=4, says="a owns rows, which no other node has")
     return [host, owner]
-
-
-class Case(NamedTuple):
-    """A trial: a row, and after how many steps it happens."""
-
-    row: Row
-    strike_at: int = STRIKE_AT
 
 
 ROWS: tuple[Row, ...] = (
@@ -87,28 +74,14 @@ ROWS: tuple[Row, ...] = (
 )
 
 
-def carry_out(cases: Iterable[Case], kept: KeptTrials) -> None:
-    """Carry rows out, and keep the trials; a ring on which something went wrong is built anew."""
-    ahead = iter(cases)
-    case = next(ahead, None)
-    while case is not None:
-        with tempfile.TemporaryDirectory(prefix="ringtune-outcomes-") as folder:
-            try:
-                with board_ring(Path(folder), name=BED) as ring:
-                    matrix = Matrix(ring)
-                    while case is not None:
-                        _keep(kept, case, dataclasses.asdict(matrix.carry_out(case.row, strike_at=case.strike_at)))
-                        case = next(ahead, None)
-            except AssertionError as error:
-                assert case is not None
-                _keep(kept, case, {"problems": [f"no outcome: {error}"]})
-                case = next(ahead, None)
+def boards(folder: Path, _: str) -> AbstractContextManager[Matrix]:
+    """The ring of every row."""
+    return board_matrix(folder, "rtfaults")
 
 
-def whole(rows: Iterable[Row], repeats: int, kept: KeptTrials) -> list[Case]:
-    """Every row until so many trials of it are kept."""
-    able = [row for row in rows if not STRIKES[row.strike].lacks()]
-    return [Case(row) for row in able for _ in range(repeats - len(kept.of(row.title)))]
+def _case(row: Row, group: str = "", strike_at: int = STRIKE_AT) -> Case:
+    name = f"{row.title}, after step {strike_at}"
+    return Case(f"{group}{row.title}", name, lambda matrix: matrix.carry_out(row, strike_at=strike_at))
 
 
 def soak(minutes: float, seed: int) -> Iterator[Case]:
@@ -116,57 +89,22 @@ def soak(minutes: float, seed: int) -> Iterator[Case]:
     rng, until_s = random.Random(seed), time.monotonic() + 60 * minutes
     able = [row for row in ROWS if not STRIKES[row.strike].lacks()]
     while time.monotonic() < until_s:
-        yield Case(rng.choice(able), rng.randint(1, LATEST_STRIKE))
-
-
-def _keep(kept: KeptTrials, case: Case, trial: dict[str, Any]) -> None:
-    kept.add(case.row.title, trial)
-    say(json.dumps({"row": case.row.title, "step": case.strike_at, **trial}))
-
-
-def figures_of(row: Row, trials: list[dict[str, Any]]) -> dict[str, Any]:
-    """What trust.json says of a row."""
-    found: dict[str, Any] = {"stated": str(row.outcome), "exit_code": row.code, "trials": len(trials)}
-    if why := STRIKES[row.strike].lacks():
-        return found | {"skipped": why}
-    found["as_stated"] = sum(not trial["problems"] for trial in trials)
-    found["problems"] = [problem for trial in trials for problem in trial["problems"]]
-    ended = [trial for trial in trials if "wall_s" in trial]
-    for name in ("detection_s", "recovery_s", "rejoined_s"):
-        seconds = [trial[name] for trial in ended if trial[name] is not None]
-        if seconds:
-            found[name.removesuffix("_s")] = spread(seconds)
-    for name in ("steps_lost", "steps_repeated", "difference"):
-        found[f"most_{name}"] = max((trial[name] for trial in ended), default=None)
-    return found
+        yield _case(rng.choice(able), "soak: ", rng.randint(1, LATEST_STRIKE))
 
 
 def main() -> int:
-    """Read the command line, carry the rows out, write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=3, help="of each row")
-    parser.add_argument("--minutes", type=float, default=0.0, help="of random rows at random steps afterwards")
-    parser.add_argument("--seed", type=int, default=0, help="of the random rows")
-    parser.add_argument("--only", default="", help="only the rows with this text")
-    parser.add_argument("--go-on", action="store_true", help="with what earlier calls have carried out")
-    options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # which removes the boards
-    rows = [row for row in ROWS if options.only in row.title]
-    kept, drawn = KeptTrials(PART, go_on=options.go_on), KeptTrials(f"{PART}_soak", go_on=False)
-    try:
-        carry_out(whole(rows, options.repeats, kept), kept)
-        carry_out(soak(options.minutes, options.seed), drawn)
-    except MissingCapability as reason:
-        sys.stderr.write(f"skipped: this machine can't: {reason}\n")
-        return SKIPPED_EXIT_CODE
-    figures = {row.title: figures_of(row, kept.of(row.title)) for row in rows}
-    write_part(PART, {**known_part(PART), **figures})
-    if options.minutes:
-        soaked = {row.title: figures_of(row, found) for row in ROWS if (found := drawn.of(row.title))}
-        write_part(f"{PART}_soak", {"minutes": options.minutes, "seed": options.seed, "rows": soaked})
-        figures |= {f"soak: {title}": found for title, found in soaked.items()}
-    say(json.dumps(figures, indent=1))
-    return 0 if all("skipped" in one or one["as_stated"] == one["trials"] for one in figures.values()) else 1
+    """Read the command line, carry the rows out."""
+    options = read_options(
+        __doc__,
+        repeats=(3, "of each row"),
+        minutes=(0.0, "of random rows at random steps afterwards"),
+        seed=(0, "of the random rows"),
+    )
+    lacks = {row: why for row in ROWS if (why := STRIKES[row.strike].lacks())}
+    fixed = [_case(row) for row in ROWS if row not in lacks for _ in range(options.repeats)]
+    skipped = {row.title: {"skipped": why} for row, why in lacks.items()}
+    drawn = soak(options.minutes, options.seed)
+    return carry_out_part("outcomes", fixed, boards, options, drawn=drawn, known=skipped)
 
 
 if __name__ == "__main__":

@@ -3,93 +3,83 @@
 ``python -m tests.bench.wrong_numbers [--runs 5] [--turns 100]``. Two owners and the host c, which is hostile: in each
 turn it draws whether it scales, with probability 0.05, as it does in the steps of its turn; nobody else knows when. The
 job has ``audit.share = 0.02``, which is one micro-batch of each host in a turn. A line of JSON a run says in which
-turns c was wrong and in which it was taken out, from 0, and how far the result is from one process that trains the same
-turns. Exit code 1 if c was taken out in a turn in which it was right, was not in one in which it was wrong, or a result
-is more than 1e-9 away.
+turn c was wrong first, from 0, and how far the result is from one process that trains the same turns. Exit code 1 if c
+was taken out in a turn in which it was right, was not in one in which it was wrong, or a result is more than 1e-9 away.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import signal
 import sys
-import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from signal import SIGKILL
+from time import monotonic
 
-from ringtune.job.job import Job
-from ringtune.schedule.plan import Plan
-from tests.bench.trust import say
-from tests.support.cluster import RING, START_S, TEMPLATE, Cluster
-from tests.support.failpoints import DONE_SUFFIX
+from tests.bench.trust import Case, carry_out_part, read_options
+from tests.support.cluster import RING, START_S, Cluster
+from tests.support.failpoints import order_failure
 from tests.support.results import largest_difference, reference_of, trained
+from tests.support.trials import EQUAL, Trial
 
 HOSTILE = "c"
 ORDER = "backward 1 scale-turns 0.05"
 TURN_STEPS = 2
 
 
-class Caught(NamedTuple):
-    """A run: the turns in which the host was wrong, and that after which it was taken out; None = it was not."""
+class HostileRing:
+    """Owners a and b and the hostile host, with a job; the hostile process is another one in each run."""
 
-    wrong: list[int]
-    at: int | None
-    lost: list[list[str]]
-    difference: float
+    def __init__(self, cluster: Cluster, orders: Path, *, turns: int) -> None:
+        self._cluster, self._orders = cluster, orders
+        self._job = cluster.job(
+            train__method="all",
+            train__max_steps=TURN_STEPS * turns,
+            train__local_iterations=TURN_STEPS,
+            recovery__copies="next",
+            audit__share=0.02,
+        )
+        self._plan = cluster.plan_on(self._job, RING)
 
-    @property
-    def is_good(self) -> bool:
-        """Whether the first wrong turn was the one in which the host, and nobody else, was taken out."""
-        named = self.lost == ([[HOSTILE]] if self.wrong else [])
-        return self.difference <= 1e-9 and named and self.at == (self.wrong[0] if self.wrong else None)
+    def trial(self) -> Trial:
+        """Carry a run out: the first wrong turn has to be the one after which the host, and nobody else, is taken out.
+
+        ``turn`` of the figures is that turn, from 0; absent if the host was never wrong.
+        """
+        began_s, cluster = monotonic(), self._cluster
+        done = order_failure(self._orders, HOSTILE, ORDER)
+        outcome = cluster.follow(self._job, plan=self._plan).wait()
+        assert outcome.is_done, outcome.message
+        wanted = reference_of(cluster, self._job, outcome)
+        cluster.signal(HOSTILE, SIGKILL)
+        cluster.agents[HOSTILE].wait(START_S)
+        cluster.revive()
+        wrong = [int(line.split()[1]) for line in done.read_text().splitlines()[1:]]
+        taken_out = [(line["lost"], line["step"] // TURN_STEPS) for line in outcome.of_kind("recovery")]
+        difference = largest_difference(trained(outcome), wanted.adapter() | wanted.head())
+        problems = [f"weights differ by {difference:g}"] if difference > EQUAL else []
+        if taken_out != [([HOSTILE], turn) for turn in wrong[:1]]:
+            problems.append(f"wrong in the turns {wrong}, taken out with the turn: {taken_out}")
+        figures = {"difference": difference, **({"turn": wrong[0]} if wrong else {})}
+        return Trial(problems=tuple(problems), wall_s=monotonic() - began_s, figures=figures)
 
 
-def caught(cluster: Cluster, orders: Path, job: Job, plan: Plan) -> Caught:
-    """Carry a run out; the hostile process is another one in the next run."""
-    (orders / HOSTILE).write_text(ORDER)
-    done = orders / f"{HOSTILE}{DONE_SUFFIX}"
-    done.unlink(missing_ok=True)
-    outcome = cluster.follow(job, plan=plan).wait()
-    assert outcome.is_done, outcome.message
-    recoveries = outcome.of_kind("recovery")
-    wanted = reference_of(cluster, job, outcome)
-    cluster.signal(HOSTILE, signal.SIGKILL)
-    cluster.agents[HOSTILE].wait(START_S)
-    cluster.revive()
-    return Caught(
-        wrong=[int(line.split()[1]) for line in done.read_text().splitlines()[1:]],
-        at=recoveries[0]["step"] // TURN_STEPS if recoveries else None,
-        lost=[line["lost"] for line in recoveries],
-        difference=largest_difference(trained(outcome), wanted.adapter() | wanted.head()),
-    )
+@contextmanager
+def hostile_ring(folder: Path, _: str, *, turns: int) -> Iterator[HostileRing]:
+    """The ring, whose runs have so many turns."""
+    orders = folder / "orders"
+    orders.mkdir()
+    cluster = Cluster(folder, owners=["a", "b"], hosts=[HOSTILE], failpoints=orders)
+    with cluster.listening():
+        yield HostileRing(cluster, orders, turns=turns)
 
 
 def main() -> int:
-    """Read the command line, carry the runs out, print a line each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--turns", type=int, default=100, help="of a run")
-    options = parser.parse_args()
-    found = []
-    with tempfile.TemporaryDirectory(prefix="ringtune-wrong-") as folder:
-        orders = Path(folder) / "orders"
-        orders.mkdir()
-        cluster = Cluster(Path(folder), owners=["a", "b"], hosts=[HOSTILE], failpoints=orders)
-        with cluster.listening():
-            job = cluster.job(
-                train__method="all",
-                train__max_steps=TURN_STEPS * options.turns,
-                train__local_iterations=TURN_STEPS,
-                recovery__copies="next",
-                audit__share=0.02,
-            )
-            plan = cluster.plan_on(job, RING)
-            for _ in range(options.runs):
-                found.append(caught(cluster, orders, job, plan))
-                say(json.dumps({"good": found[-1].is_good, **found[-1]._asdict()}))
-    TEMPLATE.close()
-    return 0 if all(one.is_good for one in found) else 1
+    """Read the command line, carry the runs out."""
+    options = read_options(__doc__, runs=(5, "how many"), turns=(100, "of a run"))
+    cases = [Case("runs", f"run {number}", HostileRing.trial) for number in range(1, options.runs + 1)]
+    return carry_out_part("wrong_numbers", cases, partial(hostile_ring, turns=options.turns), options)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ import pytest
 
 from deploy.testbed.capabilities import find_capabilities
 from tests.bench.outcomes import ROWS, STRIKE_AT
-from tests.support.board_ring import board_ring
-from tests.support.outcomes import Matrix, Row
+from tests.support.outcomes import Matrix, Row, board_matrix
 from tests.support.strikes import STRIKES
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(900)]
@@ -34,8 +33,8 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Matrix]:
     here = find_capabilities()
     if here.missing:
         pytest.skip(f"no boards are possible here: {'; '.join(here.missing)}")
-    with board_ring(tmp_path_factory.mktemp("boards"), name=f"rto{os.getpid()}", capabilities=here) as ring:
-        yield Matrix(ring)
+    with board_matrix(tmp_path_factory.mktemp("boards"), f"rto{os.getpid()}", capabilities=here) as made:
+        yield made
 
 
 @pytest.mark.promise("6 every wait ends")

@@ -39,22 +39,22 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyRing]:
 def test_run_goes_on_without_a_host_that_ends_or_reports_an_error(faulty: FaultyRing, order: str) -> None:
     """While it prepares, trains, saves, or takes a copy from its neighbour."""
     trial = faulty.trial(Fault("d", order))
-    assert trial.is_good and not trial.ended and trial.recoveries == 1, trial
+    assert (trial.problems, trial.error, trial.figures["recoveries"]) == ((), "", 1), trial
 
 
 @pytest.mark.thorough
 def test_run_that_loses_two_neighbours_at_once_is_resumed_and_says_what_is_missing(faulty: FaultyRing) -> None:
     """Nobody else has what they trained."""
     trial = faulty.trial(Fault("c", "backward 6 kill"), Fault("d", "answer Rest 1 kill"))
-    assert trial.is_good and trial.ended.startswith(PeerLostError.__name__), trial
-    assert "no living node has a copy of block" in trial.ended and "--resume" in trial.ended
+    assert not trial.problems and trial.error.startswith(PeerLostError.__name__), trial
+    assert "no living node has a copy of block" in trial.error and "--resume" in trial.error
 
 
 def test_run_of_a_lost_owner_is_resumed(faulty: FaultyRing) -> None:
     """It holds the head, which it was about to hand over."""
     trial = faulty.trial(Fault("a", "send t 2 kill"))
-    assert trial.is_good and trial.ended.startswith(PeerLostError.__name__), trial
-    assert "a owns rows, which no other node has; start it again and --resume the run" in trial.ended
+    assert not trial.problems and trial.error.startswith(PeerLostError.__name__), trial
+    assert "a owns rows, which no other node has; start it again and --resume the run" in trial.error
 
 
 @pytest.mark.promise("1 partition invariance")
@@ -63,7 +63,7 @@ def test_run_of_a_lost_owner_is_resumed(faulty: FaultyRing) -> None:
 def test_run_does_a_step_once_more_in_which_a_gradient_is_infinite(faulty: FaultyRing, victim: str) -> None:
     """Nodes above have done their updates by then; all go back, nobody is lost, and nothing of it is left."""
     trial = faulty.trial(Fault(victim, "after backward 4 spoil"))
-    assert trial.is_good and not trial.ended and trial.recoveries == 1, trial
+    assert (trial.problems, trial.error, trial.figures["recoveries"]) == ((), "", 1), trial
 
 
 @pytest.mark.promise("5 timing changes nothing")
@@ -85,7 +85,7 @@ def test_run_does_a_step_once_more_in_which_a_gradient_is_infinite(faulty: Fault
 def test_short_trouble_loses_nobody(faulty: FaultyRing, fault: Fault) -> None:
     """A process that stands still for less than its lease, a message that is late, a call that is lost."""
     trial = faulty.trial(fault)
-    assert trial.is_good and not trial.ended and not trial.recoveries, trial
+    assert (trial.problems, trial.error, trial.figures["recoveries"]) == ((), "", 0), trial
 
 
 @pytest.mark.promise("5 timing changes nothing")
@@ -95,7 +95,7 @@ def test_run_moves_though_a_call_is_lost(faulty: FaultyRing, call: str) -> None:
     """The node moves once, to the end of the very turn."""
     victim = "c" if call.startswith("Fetch") else COORDINATOR
     trial = faulty.trial(Fault(victim, f"call {call}"), moves=True)
-    assert trial.is_good and not trial.ended and not trial.recoveries, trial
+    assert (trial.problems, trial.error, trial.figures["recoveries"]) == ((), "", 0), trial
 
 
 @pytest.mark.promise("1 partition invariance")
@@ -112,6 +112,6 @@ def test_noise_of_a_hostile_host_or_a_second_process_of_a_node_changes_nothing(
 ) -> None:
     """Random messages between good ones are refused; the second process ends, as its name is taken."""
     trial = faulty.trial(*faults, duplicate=duplicate)
-    assert trial.is_good and not trial.ended and not trial.recoveries, trial
+    assert (trial.problems, trial.error, trial.figures["recoveries"]) == ((), "", 0), trial
     logs = "".join(map(faulty.cluster.log, faulty.cluster.names))
     assert all(f"refused a frame from {victim}: " in logs for victim, _ in faults)

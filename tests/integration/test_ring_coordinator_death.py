@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.dying_ring import DyingRing, dying_ring
+from tests.support.trials import Trial
 
 pytestmark = pytest.mark.slow
 LATE = "backward 14"  # of c, which trains from step 4 on: in the turn of steps 9 and 10, so step 6 is committed
@@ -32,6 +33,12 @@ def dying(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DyingRing]:
         yield made
 
 
+def assert_one_death(trial: Trial, from_steps: set[int]) -> None:
+    """The coordinator died once, the run went on after one of these steps, and it is the undisturbed one."""
+    assert trial.figures["deaths_of_the_coordinator"] == 1 and trial.figures["from_step"] in from_steps, trial
+    assert trial.problems == (), trial
+
+
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize(
     ("node", "order", "from_steps"),
@@ -46,8 +53,8 @@ def test_run_goes_on_after_the_death_of_its_coordinator(
     The checkpoint is of step 4; it goes on from the last turn that all had done.
     """
     trial = dying.trial(order, node=node)
-    assert trial.deaths == 1 and trial.from_step in from_steps, trial
-    assert trial.is_good and trial.is_told, trial
+    assert_one_death(trial, from_steps)
+    assert trial.figures["is_told"], trial
 
 
 @pytest.mark.parametrize(("event", "with_coordinator"), [('"preparing"', False), ('"step": 5', True)])
@@ -55,7 +62,7 @@ def test_run_goes_on_after_the_death_of_its_coordinator(
 def test_run_is_fetched_whose_submitter_was_killed(dying: DyingRing, event: str, with_coordinator: bool) -> None:
     """Alone while nodes load; with the coordinator while they train: the first id gets the whole run."""
     trial = dying.submitter_trial(event, with_coordinator=with_coordinator)
-    assert (trial.deaths, trial.is_good) == (with_coordinator, True), trial
+    assert (trial.figures["deaths_of_the_coordinator"], trial.problems) == (with_coordinator, ()), trial
 
 
 @pytest.mark.thorough
@@ -78,7 +85,7 @@ def test_run_of_another_kind_goes_on_after_the_death_of_its_coordinator(
     """From its last turn, or from the checkpoint where nodes keep no ends of turns; it does not begin anew."""
     with dying_ring(tmp_path_factory.mktemp("death"), **changes) as ring:
         trial = ring.trial(**moment)
-    assert trial.deaths == 1 and trial.from_step in from_steps and trial.is_good, trial
+    assert_one_death(trial, from_steps)
 
 
 @pytest.mark.thorough
@@ -88,7 +95,7 @@ def test_run_that_keeps_its_best_result_is_taken_up(tmp_path_factory: pytest.Tem
     folder = tmp_path_factory.mktemp("death")
     with dying_ring(folder, **more) as ring:
         trial = ring.trial("backward 34", node="c")  # in the turn of steps 17 to 20
-    assert trial.deaths == 1 and trial.from_step in {12, 16} and trial.is_good, trial
+    assert_one_death(trial, {12, 16})
     reports = [json.loads(path.read_text()) for path in folder.glob("*/report.json")]
     assert [report["best"]["step"] for report in reports] == [8, 8]
 
@@ -101,7 +108,7 @@ def test_run_without_checkpoints_begins_anew_where_its_last_turns_are_lost(
     with dying_ring(tmp_path_factory.mktemp("death"), **SHORT | {"train__checkpoint_every": 0}) as ring:
         ring.coordinator.on_death = ring.forget_turns
         trial = ring.trial(LATE, node="c")
-    assert (trial.from_step, trial.is_good) == (0, True), trial
+    assert_one_death(trial, {0})
 
 
 @pytest.mark.thorough
@@ -112,4 +119,4 @@ def test_nodes_that_have_given_their_run_up_come_back_for_it(dying: DyingRing) -
         trial = dying.trial(LATE, node="c")
     finally:
         dying.coordinator.on_death = lambda: None
-    assert trial.deaths == 1 and trial.from_step in {6, 8} and trial.is_good, trial
+    assert_one_death(trial, {6, 8})

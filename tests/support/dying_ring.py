@@ -10,13 +10,10 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from coordinator.client.connection import Connection
 from coordinator.client.run_folder import RunFolder
@@ -28,11 +25,13 @@ from ringtune.errors import RingTuneError
 from ringtune.schedule.plan import Plan
 from tests.support import leaks
 from tests.support.cluster import LEASE_S, START_S, TEMPLATE, Nodes, free_port
-from tests.support.failpoints import DONE_SUFFIX, VARIABLE, Order
+from tests.support.failpoints import VARIABLE, order_failure
 from tests.support.fake_agents import Notes
-from tests.support.killing import difference, steps_of_metrics, trained
+from tests.support.killing import steps_of_metrics
 from tests.support.moves import moving, slices_of
 from tests.support.processes import RUN_S, start_ringtune
+from tests.support.results import largest_difference, trained_in
+from tests.support.trials import POLL_S, Trial, differences, wait_until
 from tests.support.typed import run_here
 
 NAME = "coordinator"
@@ -81,12 +80,6 @@ class DyingCoordinator:
             self._process = self._start()
             self.num_returns += 1
 
-    def order(self, text: str) -> None:
-        """Let it fail once."""
-        partial = self.orders / f".{NAME}"
-        partial.write_text(str(Order.parse(text)))
-        partial.replace(self.orders / NAME)
-
     def kill(self) -> None:
         """Kill it now; it comes back."""
         self._process.send_signal(signal.SIGKILL)
@@ -116,37 +109,6 @@ JOB: dict[str, Any] = {
     "train__eval_every": 8,
     "recovery__copies": "auto",
 }
-_POLL_S = 0.02
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """What came of a run whose coordinator was killed.
-
-    Attributes:
-        moment: the order, ``node: order`` where a node's place told the moment.
-        deaths: of the coordinator.
-        difference: of the largest trained value, to the undisturbed run.
-        has_right_steps: whether each step is in the metrics once.
-        from_step: of the checkpoint from which the run went on; -1 = it began anew, -2 = it did not have to.
-        is_told: whether the submitter was told that the coordinator was away, and that it answers again.
-        wall_s: of the whole run.
-        error: with which it ended; empty = it ended well.
-    """
-
-    moment: str
-    deaths: int
-    difference: float
-    has_right_steps: bool
-    from_step: int
-    wall_s: float
-    is_told: bool = False
-    error: str = ""
-
-    @property
-    def is_good(self) -> bool:
-        """Whether weights and books are those of the undisturbed run."""
-        return self.difference <= 1e-9 and self.has_right_steps
 
 
 class DyingRing:
@@ -162,7 +124,7 @@ class DyingRing:
             self._nodes.spawn(name, coordinator.address)
         self.wait_idle()
         self._plan = self._make_plan(moves=moves)
-        self.wanted = self._whole()
+        self._wanted = trained_in(self._train_once()[0])
 
     def _make_plan(self, *, moves: bool) -> Plan:
         with Client(self.coordinator.address) as client:
@@ -170,19 +132,16 @@ class DyingRing:
         first = Plan.of(plan.course, type(plan.placement)(slices=slices_of(FIRST)))
         return moving(first, (STEPS // TURN // 2, SECOND)) if moves else first
 
-    def _whole(self) -> dict[str, torch.Tensor]:
-        out, _ = self._train_once()
-        return trained(out)
-
     # ---- nodes ------------------------------------------------------------------------------------
 
     def wait_idle(self) -> None:
         """Wait until all nodes are members, and none works on a run."""
-        deadline_s = time.monotonic() + START_S
         with Connection(self.coordinator.address) as client:
-            while sorted(entry.joined.node for entry in client.nodes() if entry.state == "idle") != sorted(NAMES):
-                assert time.monotonic() < deadline_s, [(entry.joined.node, entry.state) for entry in client.nodes()]
-                time.sleep(_POLL_S)
+
+            def states() -> dict[str, str]:
+                return {entry.joined.node: entry.state for entry in client.nodes()}
+
+            wait_until(lambda: states() == dict.fromkeys(NAMES, "idle"), states, within_s=START_S)
 
     def close(self) -> None:
         """End all nodes."""
@@ -206,16 +165,17 @@ class DyingRing:
             node: whose place tells the moment; empty = the coordinator's own.
             loses: a node that is killed after the first checkpoint, and comes back after the coordinator's death.
         """
+        self.wait_idle()
         began_s, deaths = time.monotonic(), self.coordinator.num_deaths
         lost = threading.Event()
         if loses:
-            self._order(loses, "backward 24 kill")
+            order_failure(self.coordinator.orders, loses, "backward 24 kill")
             threading.Thread(target=self._replace, args=(loses, deaths, lost), daemon=True).start()
         if node:
-            self._order(node, f"{order} delay 0.2")
-            threading.Thread(target=self._kill_when_done, args=(node,), daemon=True).start()
+            done = order_failure(self.coordinator.orders, node, f"{order} delay 0.2")
+            threading.Thread(target=self._kill_when_done, args=(node, done), daemon=True).start()
         else:
-            self.coordinator.order(f"{order} kill")
+            order_failure(self.coordinator.orders, NAME, f"{order} kill")
         out, notes, error = Path(), list[str](), ""
         try:
             out, notes = self._train_once()
@@ -225,38 +185,49 @@ class DyingRing:
             assert lost.wait(START_S)
         for name in (*NAMES, NAME):  # a place that was not reached
             (self.coordinator.orders / name).unlink(missing_ok=True)
-        going_on = [int(text.split()[-1]) for text in notes if text.startswith("resuming after step ")]
-        begins_anew = any("starts from the beginning" in text for text in notes)
-        return Trial(
-            moment=f"{node}: {order}" if node else order,
-            deaths=self.coordinator.num_deaths - deaths,
-            difference=float("inf") if error else difference(out, self.wanted),
-            has_right_steps=not error and steps_of_metrics(out) == self._steps,
-            from_step=going_on[-1] if going_on else -1 if begins_anew else -2,
-            is_told=[text.split(" ", 2)[2].partition(";")[0] for text in notes if text.startswith("coordinator ")]
-            == ["does not answer", "answers again"],
-            wall_s=time.monotonic() - began_s,
-            error=error,
-        )
+        return self._trial(out, began_s, deaths, error, notes)
+
+    def _trial(self, out: Path, began_s: float, deaths: int, error: str, notes: Sequence[str] = ()) -> Trial:
+        """What came of a run; ``is_told``: that the coordinator was away and answers again.
+
+        ``from_step`` is the step after which the run went on, -1 if it began anew; absent if it did neither.
+        """
+        difference, problems = float("inf"), [error] if error else []
+        if not error:
+            difference = largest_difference(trained_in(out), self._wanted)
+            problems = differences(difference, steps_of_metrics(out), self._steps)
+        told = [text.split(" ", 2)[2].partition(";")[0] for text in notes if text.startswith("coordinator ")]
+        from_steps = [-1] if any("starts from the beginning" in text for text in notes) else []
+        from_steps += [int(text.split()[-1]) for text in notes if text.startswith("resuming after step ")]
+        figures = {
+            "difference": difference,
+            "deaths_of_the_coordinator": self.coordinator.num_deaths - deaths,
+            "began_anew": from_steps[-1:] == [-1],
+            "is_told": told == ["does not answer", "answers again"],
+            **({"from_step": from_steps[-1]} if from_steps else {}),
+        }
+        return Trial(problems=tuple(problems), wall_s=time.monotonic() - began_s, error=error, figures=figures)
 
     def wait_given_up(self) -> None:
         """Wait until every node has given its run up, because its coordinator was silent for 12 leases."""
-        deadline_s = time.monotonic() + START_S + 12 * LEASE_S
-        while not all(f"has not answered for {12 * LEASE_S:g} s" in self._nodes.log(name) for name in NAMES):
-            assert time.monotonic() < deadline_s, "a node still waits for its coordinator"
-            time.sleep(_POLL_S)
+        self._wait_logged(f"has not answered for {12 * LEASE_S:g} s")
 
     def forget_turns(self) -> None:
         """Wait until every node has put the last turns on its disk, and take them away."""
-        deadline_s = time.monotonic() + START_S + 12 * LEASE_S
-        while not all("saved the ends of steps" in self._nodes.log(name) for name in NAMES):
-            assert time.monotonic() < deadline_s, "a node has not saved its last turns"
-            time.sleep(_POLL_S)
+        self._wait_logged("saved the ends of steps")
         for path in self._nodes.folder.glob("state/*/r*/copy-*"):
             path.unlink()
 
+    def _wait_logged(self, text: str) -> None:
+        wait_until(
+            lambda: all(text in self._nodes.log(name) for name in NAMES),
+            lambda: f"not every node has logged {text!r}",
+            within_s=START_S + 12 * LEASE_S,
+        )
+
     def submitter_trial(self, event: str, *, with_coordinator: bool = False) -> Trial:
         """Train while the submitter is killed, and fetch the run."""
+        self.wait_idle()
         began_s, deaths = time.monotonic(), self.coordinator.num_deaths
         self._num_runs += 1
         out, job, plan = (self._folder / f"{name}-{self._num_runs}" for name in ("out", "job", "plan"))
@@ -277,49 +248,27 @@ class DyingRing:
             error = done.stderr
         except RingTuneError as failure:
             error = f"{type(failure).__name__}: {failure}"
-        return Trial(
-            moment=f"submitter: {event}",
-            deaths=self.coordinator.num_deaths - deaths,
-            difference=float("inf") if error else difference(fetched, self.wanted),
-            has_right_steps=not error and steps_of_metrics(fetched) == self._steps,
-            from_step=-2,
-            wall_s=time.monotonic() - began_s,
-            error=error,
-        )
+        return self._trial(fetched, began_s, deaths, error)
 
     def _wait_over(self, deaths: int) -> None:
         """Wait until the run is over that the coordinator drives after so many deaths."""
-        deadline_s = time.monotonic() + RUN_S
-        while self.coordinator.num_returns < deaths:
-            assert time.monotonic() < deadline_s, "the coordinator is not back"
-            time.sleep(_POLL_S)
+        wait_until(lambda: self.coordinator.num_returns >= deaths, lambda: "no coordinator is back", within_s=RUN_S)
         with Connection(self.coordinator.address) as client:
             *_, last = client.runs()
             for _ in client.events(last.run_id, wait=True, whole=False, with_files=False):
                 pass
 
-    def _order(self, node: str, text: str) -> None:
-        path = self.coordinator.orders / node
-        path.with_name(f"{node}{DONE_SUFFIX}").unlink(missing_ok=True)
-        partial = path.with_name(f".{node}")
-        partial.write_text(str(Order.parse(text)))
-        partial.replace(path)
-
-    def _kill_when_done(self, node: str) -> None:
-        order = self.coordinator.orders / node
-        done = order.with_name(f"{node}{DONE_SUFFIX}")
-        while order.exists() or done.exists():  # the one until the place is reached, the other until the next order
+    def _kill_when_done(self, node: str, done: Path) -> None:
+        while (self.coordinator.orders / node).exists() or done.exists():  # until the place, then the next order
             if done.exists():
                 self.coordinator.kill()
                 return
-            time.sleep(_POLL_S / 10)
+            time.sleep(POLL_S / 10)
 
     def _replace(self, node: str, deaths: int, done: threading.Event) -> None:
         """Start a node again that is killed, once the coordinator was killed too."""
         self._nodes.agents[node].wait(RUN_S)
-        deadline_s = time.monotonic() + RUN_S
-        while self.coordinator.num_deaths == deaths and time.monotonic() < deadline_s:
-            time.sleep(_POLL_S)
+        wait_until(lambda: self.coordinator.num_deaths > deaths, lambda: "no coordinator has died", within_s=RUN_S)
         self._nodes.wait_exit(node)
         self._nodes.spawn(node, self.coordinator.address)
         done.set()

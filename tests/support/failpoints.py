@@ -101,6 +101,16 @@ class Order:
         return f"{self.place} {self.count} {self.failure}{tail}"
 
 
+def order_failure(folder: Path, name: str, text: str) -> Path:
+    """Order one failure of a process; return the file that is there once it has happened, or begun."""
+    done = folder / f"{name}{DONE_SUFFIX}"
+    done.unlink(missing_ok=True)
+    partial = folder / f".{name}"
+    partial.write_text(str(Order.parse(text)))
+    partial.replace(folder / name)
+    return done
+
+
 class Failpoints:
     """The failures of one process, as a folder orders them. Safe for threads.
 

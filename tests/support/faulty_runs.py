@@ -5,9 +5,8 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,9 +21,10 @@ from ringtune.transport.speaker import speaking_as
 from ringtune.v1 import control_pb2
 from tests.support import failpoints, reference
 from tests.support.cluster import LEASE_S, RUN_S, START_S, Cluster, Follower, Hold, Outcome
-from tests.support.failpoints import DONE_SUFFIX, HOSTILE, Failure, Order
+from tests.support.failpoints import HOSTILE, Failure, Order, order_failure
 from tests.support.moves import Slices, moving
 from tests.support.results import datasets_of, largest_difference, reference_of, trained, turns_of
+from tests.support.trials import Trial, differences
 from tests.support.trust_parts import token_option, trusted, write_tokens
 
 OWNERS, HOSTS = ("a", "b"), ("c", "d", "e")
@@ -41,6 +41,7 @@ HOSTILE_WAIT_S = 20.0
 """``runtime.wait_s`` of a run with a hostile node: the time for a message, and for the next placement."""
 WHOLE, BEGUN = "rotation", "begun rotation"
 """Of a trial: the run stands still until the old authority is gone, or goes on meanwhile."""
+_LOG_CHARACTERS = 1500
 STOPPED_S = 1.5
 """How long a process stands still that is stopped: less than the lease of a run."""
 
@@ -50,54 +51,6 @@ class Fault(NamedTuple):
 
     victim: str
     order: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """What came of a run in which processes were ordered to fail.
-
-    Attributes:
-        faults: who was ordered what.
-        moves: whether the run has a second placement.
-        failed: how many of them have failed.
-        ended: the error with which the run ended and had to be resumed; empty = it came to its end by itself.
-        recoveries: how often the run went on without a lost node.
-        difference: of the largest trained value, to the undisturbed run.
-        has_right_books: whether each step and each evaluation is in the books once.
-        recovery_s: seconds from when the coordinator heard of a loss until the run went on; 0 = it did not.
-        noticed_s: seconds from the failure until the run went on, or ended because of it; 0 = neither.
-        wall_s: of the whole trial.
-        rotation: of the authority, that the trial had; empty = none.
-        has_rotated: whether it is over.
-        duplicate: the node of which a second process came in mid-run; empty = none did.
-        is_refused: whether it ended because its name is taken.
-    """
-
-    faults: tuple[Fault, ...]
-    moves: bool
-    failed: int
-    ended: str
-    recoveries: int
-    difference: float
-    has_right_books: bool
-    recovery_s: float
-    noticed_s: float
-    wall_s: float
-    rotation: str = ""
-    has_rotated: bool = True
-    duplicate: str = ""
-    is_refused: bool = True
-
-    @property
-    def is_good(self) -> bool:
-        """Whether all failed as ordered, and the run has the weights and the books of the undisturbed one.
-
-        A run may end, to be resumed, only because it has lost a node.
-        """
-        may_end = not self.ended or self.ended.startswith(PeerLostError.__name__)
-        is_equal = self.difference <= 1e-9 and self.has_right_books
-        has_all = self.failed == len(self.faults) and self.has_rotated and self.is_refused
-        return has_all and may_end and is_equal
 
 
 class FaultyRing:
@@ -133,16 +86,6 @@ class FaultyRing:
     def _plan(self, *, moves: bool, has_two: bool) -> Plan:
         return self._with_two if has_two else self._plans[moves]
 
-    def _order(self, fault: Fault) -> None:
-        path = self._orders / fault.victim
-        self._done(fault).unlink(missing_ok=True)
-        partial = path.with_name(f".{fault.victim}")
-        partial.write_text(str(Order.parse(fault.order)))
-        partial.replace(path)
-
-    def _done(self, fault: Fault) -> Path:
-        return self._orders / f"{fault.victim}{DONE_SUFFIX}"
-
     def trial(
         self,
         *faults: Fault,
@@ -151,8 +94,12 @@ class FaultyRing:
         rotation: str = "",
         comes_back: bool = False,
         duplicate: str = "",
+        all_fail: bool = True,
     ) -> Trial:
         """Carry the job out while processes fail; start them again, and resume the run if it has ended.
+
+        A run may end, to be resumed, only because it has lost a node. ``recovery_s`` of the trial are the seconds from
+        when the coordinator heard of a loss until the run went on, ``noticed_s`` those from the failure.
 
         Args:
             faults: at most one of each process.
@@ -160,15 +107,18 @@ class FaultyRing:
             has_two: whether it has two copies of what hosts train.
             rotation: of the authority in mid-run, ``WHOLE`` or ``BEGUN``; empty = none.
             comes_back: whether the run leaves out an owner that is killed, and takes it back while it trains.
-            duplicate: the node of which a second process comes in mid-run; empty = none.
+            duplicate: the node of which a second process comes in mid-run, to be refused; empty = none.
+            all_fail: whether all faults have to happen.
+
+        Raises:
+            AssertionError: the run does not end; has the end of each node's log.
         """
         hostile = [fault.victim for fault in faults if Order.parse(fault.order).failure in HOSTILE]
         job = self._long if comes_back else self._impatient if hostile else self.job
         began_s = time.monotonic()
-        for fault in faults:
-            self._order(fault)
+        done = {fault: order_failure(self._orders, *fault) for fault in faults}
         over = threading.Event()
-        helper = threading.Thread(target=self._let_go_on, args=(faults, over))
+        helper = threading.Thread(target=self._let_go_on, args=(done, over))
         helper.start()
         rotate = Rotate(self._keeper, is_whole=rotation == WHOLE) if rotation and self._keeper else None
         second = Duplicate(self.cluster, duplicate) if duplicate else None
@@ -181,12 +131,14 @@ class FaultyRing:
                 self._bring_back(follower, hold, faults[0].victim)
             outcome = follower.wait()
             ended_unix_s = time.time()
+        except AssertionError as error:
+            raise AssertionError(f"{error}; {self._said_last()}") from error
         finally:
             over.set()
             helper.join()
             for sink in sinks:
                 self.cluster.coordinator.sinks.remove(sink)
-        failed = [self._done(fault) for fault in faults if self._done(fault).exists()]
+        failed = [path for path in done.values() if path.exists()]
         failed_unix_s = min((path.stat().st_ctime for path in failed), default=ended_unix_s)
         for fault in faults:
             (self._orders / fault.victim).unlink(missing_ok=True)
@@ -205,23 +157,27 @@ class FaultyRing:
             wanted, last = one.adapter() | one.head(), outcome.plan.course.num_steps
             evaluated = [("evaluation", step) for step in sorted({*range(8, last, 8), last})]
             wanted_books = [*evaluated, *(("step", step) for step in range(1, last + 1))]
-        went_on_unix_s = follower.seen_unix_s.get("recovery", ended_unix_s if ended else failed_unix_s)
-        return Trial(
-            faults=faults,
-            moves=moves,
-            failed=len(failed),
-            ended=ended,
-            recoveries=len(recoveries),
-            difference=largest_difference(trained(outcome), wanted) if outcome.is_done else float("inf"),
-            has_right_books=books == wanted_books,
-            recovery_s=sum(line["seconds"] for line in recoveries),
-            noticed_s=went_on_unix_s - failed_unix_s,
-            rotation=rotation,
-            has_rotated=rotate is None or rotate.has_ended(),
-            duplicate=duplicate,
-            is_refused=second is None or second.is_refused,
-            wall_s=time.monotonic() - began_s,
-        )
+        difference = largest_difference(trained(outcome), wanted) if outcome.is_done else float("inf")
+        problems = differences(difference, books, wanted_books)
+        if ended and not ended.startswith(PeerLostError.__name__):
+            problems.append(f"ended with {ended}")
+        if all_fail and len(failed) < len(faults):
+            problems.append(f"{len(failed)} of {len(faults)} faults happened")
+        if rotate is not None and not rotate.has_ended():
+            problems.append("the rotation is not over")
+        if second is not None and not second.is_refused:
+            problems.append(f"the second process of {duplicate} is not refused")
+        figures = {"difference": difference, "failures": len(failed), "recoveries": len(recoveries)}
+        if recoveries:
+            went_on_unix_s = follower.seen_unix_s.get("recovery", ended_unix_s if ended else failed_unix_s)
+            figures["recovery_s"] = sum(line["seconds"] for line in recoveries)
+            figures["noticed_s"] = went_on_unix_s - failed_unix_s
+        return Trial(problems=tuple(problems), wall_s=time.monotonic() - began_s, error=ended, figures=figures)
+
+    def _said_last(self) -> str:
+        """Of each node its exit code, None while it lives, and the end of its log."""
+        nodes, log = self.cluster.agents, self.cluster.log
+        return "; ".join(f"{name} ({nodes[name].poll()}): ...{log(name)[-_LOG_CHARACTERS:]}" for name in nodes)
 
     def _bring_back(self, follower: Follower, hold: Hold, owner: str) -> None:
         """Start an owner again that the run has left out, and let the run go on once it knows."""
@@ -231,13 +187,13 @@ class FaultyRing:
         follower.wait_for(lambda outcome: any(f"node {owner} is back; its rows" in note for note in outcome.notes))
         hold.let_go()
 
-    def _let_go_on(self, faults: Sequence[Fault], over: threading.Event) -> None:
+    def _let_go_on(self, done: Mapping[Fault, Path], over: threading.Event) -> None:
         """Let processes that are stopped go on after a while, and end the leases of those that are killed, in a run."""
         agents = dict(self.cluster.agents)
-        failures = {fault: Order.parse(fault.order).failure for fault in faults}
-        awaited = [fault for fault in faults if failures[fault] in (Failure.STOP, Failure.KILL)]
+        failures = {fault: Order.parse(fault.order).failure for fault in done}
+        awaited = [fault for fault in done if failures[fault] in (Failure.STOP, Failure.KILL)]
         while awaited and not over.wait(0.05):
-            for fault in [fault for fault in awaited if self._done(fault).exists()]:
+            for fault in [fault for fault in awaited if done[fault].exists()]:
                 awaited.remove(fault)
                 if failures[fault] is Failure.STOP:
                     over.wait(STOPPED_S)

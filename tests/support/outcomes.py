@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
-
 from coordinator.run.run_text import is_step
-from tests.support.board_ring import NAMES, START_S, STEPS, BoardRing
+from tests.support.board_ring import NAMES, START_S, STEPS, BoardRing, board_ring
 from tests.support.board_run import LOOK_S, RUN_S, BoardRun, Said, listening
-from tests.support.results import largest_difference
+from tests.support.results import largest_difference, trained_in
 from tests.support.strikes import STRIKES
+from tests.support.trials import Trial, differences, wait_until
 
-EQUAL = 1e-9
 _LOST, _GOES_ON = " is lost", "continues from step"
 
 
@@ -58,35 +58,6 @@ class Row:
         return f"{self.name} {self.victim}: {self.strike} for {self.seconds:g} s"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """What came of a row once.
-
-    Attributes:
-        problems: what was not as stated; empty = all was.
-        code: exit code of the run.
-        message: of its error.
-        detection_s: from the fault until the run said that somebody is lost, or ended; None = it did neither.
-        recovery_s: from the fault until the run trained on; None = nobody was lost.
-        rejoined_s: from the healing until the victim was a member again; None = it never was none.
-        steps_lost: steps that are missing in the books, or there twice.
-        steps_repeated: that were done again.
-        difference: of the largest trained value, to the undisturbed run.
-        wall_s: of the run, without a resumed part.
-    """
-
-    problems: tuple[str, ...]
-    code: int
-    message: str
-    detection_s: float | None
-    recovery_s: float | None
-    rejoined_s: float | None
-    steps_lost: int
-    steps_repeated: int
-    difference: float
-    wall_s: float
-
-
 class Matrix:
     """Carries rows out on a ring."""
 
@@ -95,11 +66,16 @@ class Matrix:
         run = ring.train()
         _wait(run)
         assert run.code == 0, run.running.words()
-        self._wanted = _trained(run.out)
+        self._wanted = trained_in(run.out)
         ring.wait_idle()
 
     def carry_out(self, row: Row, *, strike_at: int) -> Trial:
-        """Let the fault happen once, after so many steps; afterwards all is as before."""
+        """Let the fault happen once, after so many steps; afterwards all is as before.
+
+        Figures of the trial: ``detection_s`` from the fault until the run said that somebody is lost, or ended, and
+        ``recovery_s`` until it trained on; ``rejoined_s`` from the healing until the victim was a member again;
+        ``steps_repeated``, that were done again. ``wall_s`` is without a resumed part.
+        """
         ring, strike = self._ring, STRIKES[row.strike]
         if strike.prefix is not None:
             ring.restart(row.victim, prefix=strike.prefix(ring, row.victim))
@@ -114,11 +90,14 @@ class Matrix:
         if again is not None:
             _wait(again)
             ring.wait_idle()
-        found = _found(run, again or run, ring.said, struck_s, self._wanted)
+        figures, lines = _figures_of(run, again or run, ring.said, struck_s, self._wanted)
+        if rejoined_s is not None:
+            figures["rejoined_s"] = rejoined_s
         if strike.prefix is not None:
             ring.restart(row.victim)
-        problems = tuple(problems_of(row, found, is_resumed=again is not None))
-        return Trial(problems=problems, rejoined_s=rejoined_s, wall_s=wall_s, **found)
+        problems = differences(figures["difference"], lines, list(range(1, STEPS + 1)))
+        problems += problems_of(row, figures, code=run.code or 0, error=run.message, is_resumed=again is not None)
+        return Trial(problems=tuple(problems), wall_s=wall_s, error=run.message, figures=figures)
 
     def _strike(self, run: BoardRun, row: Row, strike_at: int) -> tuple[float, float | None]:
         """Let it happen in mid-run and heal it; return when it happened, and how soon the victim was back."""
@@ -136,13 +115,22 @@ class Matrix:
         """Seconds until the victim is a member, if it is none now."""
         if victim not in NAMES or self._is_member(victim):
             return None
-        while not self._is_member(victim):
-            assert time.monotonic() < healed_s + START_S, f"{victim} does not come back: {self._ring.members()}"
-            time.sleep(LOOK_S)
+        wait_until(
+            lambda: self._is_member(victim),
+            lambda: f"{victim} does not come back: {self._ring.members()}",
+            within_s=START_S,
+        )
         return time.monotonic() - healed_s
 
     def _is_member(self, name: str) -> bool:
         return str(self._ring.members().get(name, ["lost"])[0]) != "lost"
+
+
+@contextmanager
+def board_matrix(folder: Path, name: str, **more: Any) -> Iterator[Matrix]:
+    """A ring on boards that carries rows out."""
+    with board_ring(folder, name=name, **more) as ring:
+        yield Matrix(ring)
 
 
 def _wait(run: BoardRun, *, until_s: float | None = None) -> None:
@@ -155,48 +143,38 @@ def _wait(run: BoardRun, *, until_s: float | None = None) -> None:
     assert until_s is not None or run.code is not None, f"the run does not end: {run.running.words()}"
 
 
-def _trained(out: Path) -> dict[str, Any]:
-    return load_file(out / "adapter/adapter.safetensors") | load_file(out / "adapter/model_head.safetensors")
-
-
-def _found(
-    run: BoardRun, ended: BoardRun, coordinator: Said, struck_s: float, wanted: dict[str, Any]
-) -> dict[str, Any]:
-    """What times, books and weights say."""
+def _figures_of(
+    run: BoardRun, ended: BoardRun, coordinator: Said, struck_s: float, wanted: Mapping[str, Any]
+) -> tuple[dict[str, float], list[int]]:
+    """What times and weights say, and the steps of the books."""
     notes = (said.first_s("note", after_s=struck_s, text=_LOST) for said in (run, coordinator))
     lost_s = min(filter(None, (*notes, run.first_s("error", after_s=struck_s))), default=None)
     on_s = run.first_s("note", after_s=lost_s, text=_GOES_ON) if lost_s else None
     on_s = run.first_s("step", after_s=on_s) if on_s else None
-    steps = [line["step"] for line in ended.books() if is_step(line)]
     said = run.steps() + (ended.steps() if ended is not run else [])
-    return {
-        "code": run.code or 0,
-        "message": run.message,
-        "detection_s": lost_s - struck_s if lost_s else None,
-        "recovery_s": on_s - struck_s if on_s else None,
-        "steps_lost": len(set(range(1, STEPS + 1)) ^ set(steps)) + len(steps) - len(set(steps)),
+    figures = {
         "steps_repeated": len(said) - len(set(said)),
-        "difference": largest_difference(_trained(ended.out), wanted) if ended.code == 0 else float("inf"),
+        "difference": largest_difference(trained_in(ended.out), dict(wanted)) if ended.code == 0 else float("inf"),
+        **({"detection_s": lost_s - struck_s} if lost_s else {}),
+        **({"recovery_s": on_s - struck_s} if on_s else {}),
     }
+    return figures, [line["step"] for line in ended.books() if is_step(line)]
 
 
-def problems_of(row: Row, found: dict[str, Any], *, is_resumed: bool) -> list[str]:
-    """Say what is not as a row states it."""
+def problems_of(row: Row, figures: Mapping[str, float], *, code: int, error: str, is_resumed: bool) -> list[str]:
+    """Say what is not as a row states it, besides weights and books."""
     problems = []
-    if found["difference"] > EQUAL:
-        problems.append(f"weights differ by {found['difference']:g}")
-    if found["steps_lost"]:
-        problems.append(f"{found['steps_lost']} steps are missing or twice in the books")
+    detection_s = figures.get("detection_s")
     match row.outcome:
         case Outcome.UNHARMED:
-            if is_resumed or found["detection_s"] is not None:
-                problems.append(f"not unharmed, detected after {found['detection_s']} s: {found['message']!r}")
+            if is_resumed or detection_s is not None:
+                problems.append(f"not unharmed, detected after {detection_s} s: {error!r}")
         case Outcome.WITHOUT:
-            if is_resumed or found["recovery_s"] is None:
-                problems.append(f"did not go on without it: {found['message']!r}")
+            if is_resumed or "recovery_s" not in figures:
+                problems.append(f"did not go on without it: {error!r}")
         case Outcome.RESUMED:
-            if not is_resumed or row.says not in found["message"] or found["code"] != row.code:
-                problems.append(f"did not end with {row.code} and {row.says!r}: {found['code']}, {found['message']!r}")
-    if row.detected_s and not (found["detection_s"] is not None and found["detection_s"] <= row.detected_s):
-        problems.append(f"detected after {found['detection_s']} s, not within {row.detected_s:g} s")
+            if not is_resumed or row.says not in error or code != row.code:
+                problems.append(f"did not end with {row.code} and {row.says!r}: {code}, {error!r}")
+    if row.detected_s and not (detection_s is not None and detection_s <= row.detected_s):
+        problems.append(f"detected after {detection_s} s, not within {row.detected_s:g} s")
     return problems

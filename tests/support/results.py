@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from safetensors.torch import load
+from safetensors.torch import load, load_file
 
 from edge.data.dataset import OwnerDataset
 from ringtune.job.job import Job
@@ -16,11 +16,17 @@ from ringtune.schedule.turns import Turn
 from tests.support import reference
 from tests.support.cluster import Cluster, Outcome
 
+_FILES = ("adapter/adapter.safetensors", "adapter/model_head.safetensors")
+
 
 def trained(outcome: Outcome) -> dict[str, torch.Tensor]:
     """Adapter and head of a run, by name."""
-    names = ("adapter/adapter.safetensors", "adapter/model_head.safetensors")
-    return {name: tensor for file in names for name, tensor in load(bytes(outcome.files[file])).items()}
+    return {name: tensor for file in _FILES for name, tensor in load(bytes(outcome.files[file])).items()}
+
+
+def trained_in(out: Path) -> dict[str, torch.Tensor]:
+    """The same of a run's folder."""
+    return {name: tensor for file in _FILES for name, tensor in load_file(out / file).items()}
 
 
 def datasets_of(cluster: Cluster, job: Job) -> dict[str, OwnerDataset]:

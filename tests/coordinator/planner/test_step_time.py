@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 import statistics
 
@@ -27,7 +28,7 @@ from coordinator.planner.ring_costs import (
 from coordinator.planner.search import plan_of
 from coordinator.planner.step_time import Ring, job_s, step_times
 from ringtune.costs.action_costs import CourseCosts
-from ringtune.costs.profile import Profile
+from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.run_control import events as rd
 from ringtune.schedule.course import Course
 from ringtune.schedule.methods import Hift
@@ -126,6 +127,25 @@ def test_step_time_of_one_node_is_its_work() -> None:
         plan_of(draft, costs, ring), profile, Units.top(4, 4), optimizer="adamw", owner="a", burn_in=2, measured=4
     )
     assert step_times(costs, ring)[4] == pytest.approx(found, rel=0.03)
+
+
+@pytest.mark.parametrize("slow", [("b", "c"), ("c", "b")], ids=["hidden states", "gradients"])
+def test_step_time_is_that_of_the_slower_direction_between_two_stages(slow: tuple[str, str]) -> None:
+    """One way a message takes 1,000 times as long as the other way: a step takes the time of all these messages."""
+    nodes = tuple(device(name, num_blocks=4, block_s=0.001, tokens=64, rows=100 * (name == "a")) for name in "abc")
+    links = [
+        LinkFacts(
+            source=source, target=target, rate_bytes_per_s=1e6 if (source, target) == slow else 1e9, latency_s=0.0
+        )
+        for source, target in itertools.permutations("abc", 2)
+    ]
+    profile = Profile(nodes=nodes, links=tuple(links))
+    draft = draft_for(profile, method="all", microbatches=8)
+    costs, ring = ring_costs(draft, profile), Ring(nodes=(1, 2), counts=(2, 2))
+    found = simulated_step_s(
+        plan_of(draft, costs, ring), profile, Units.top(4, 4), optimizer="adamw", owner="a", burn_in=2, measured=4
+    )
+    assert step_times(costs, ring)[4] == pytest.approx(found, rel=0.001)
 
 
 def test_step_time_of_pipeadapter_is_the_busiest_node_and_a_drain_a_turn() -> None:
