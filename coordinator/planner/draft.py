@@ -342,14 +342,22 @@ def _owner(job: Job, node: NodeFacts) -> Owner:
     return Owner(node=node.node, train_rows=node.train_rows, eval_rows=node.eval_rows, users=users)
 
 
-def check_same_users(owner: Owner, facts: NodeFacts, before: str, advice: str) -> None:
-    """Refuse an owner with rows of other users than its plan says; raises ``DataError``.
+def check_same_rows(facts: NodeFacts, owner: Owner | None, before: str, advice: str) -> None:
+    """Refuse a node with other rows, or rows of other users, than its plan says; raises ``DataError``.
 
-    ``before`` precedes the plan's users in the message, ``advice`` is its remedy.
+    ``owner`` is of the plan, None for a node without rows; ``before`` precedes the plan's rows in the message,
+    ``advice`` is its remedy.
     """
-    if owner.users and facts.users != owner.users:
+    says = (owner.train_rows, owner.eval_rows) if owner else (0, 0)
+    has = (facts.train_rows, facts.eval_rows)
+    if has != says and (owner or has[0]):
         raise DataError(
-            f"node {owner.node} has rows of {users_text(facts.users, but=owner.users)}, {before} "
+            f"node {facts.node} has {has[0]} training and {has[1]} evaluation rows, {before} {says[0]} and {says[1]}; "
+            f"{advice}"
+        )
+    if owner and owner.users and facts.users != owner.users:
+        raise DataError(
+            f"node {facts.node} has rows of {users_text(facts.users, but=owner.users)}, {before} "
             f"{users_text(owner.users, but=facts.users)}; {advice}"
         )
 

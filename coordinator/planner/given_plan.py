@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coordinator.planner.draft import agreed_model, check_same_users, job_draft
+from coordinator.planner.draft import agreed_model, check_same_rows, job_draft
 from coordinator.planner.make_plan import refuse_if_full
 from coordinator.planner.planned import Planned, with_copies
 from ringtune import __version__
 from ringtune.costs.measurement import check_profile, job_shape
 from ringtune.costs.profile import NodeFacts, Profile
-from ringtune.errors import DataError, ModelError, PlanError, UsageError
+from ringtune.errors import ModelError, PlanError, UsageError
 from ringtune.job.job import Job
 from ringtune.schedule.course import Course
 from ringtune.schedule.migration import first_step
@@ -212,7 +212,8 @@ def accept_plan(given: GivenPlan, job: Job, facts: Mapping[str, NodeFacts]) -> P
         raise ModelError(
             f"the plan is for model {given.model_digest[:12]}…, the nodes have {model.digest[:12]}…; {ANEW}"
         )
-    _check_rows(plan, facts)
+    for node in plan.nodes:
+        check_same_rows(facts[node], plan.owner(node), "the plan says", f"give it the same data, or {ANEW}")
     _check_course(plan, job_draft(job, nodes, model).course)
     for technique in TECHNIQUES:
         technique.check_plan(job, plan, model)
@@ -224,20 +225,6 @@ def accept_plan(given: GivenPlan, job: Job, facts: Mapping[str, NodeFacts]) -> P
             f"{private}; {ANEW}"
         )
     return with_copies(job, refuse_if_full(job, plan, facts), facts, lambda one: refuse_if_full(job, one, facts))
-
-
-def _check_rows(plan: Plan, facts: Mapping[str, NodeFacts]) -> None:
-    for node in plan.nodes:
-        owner = plan.owner(node)
-        says = (owner.train_rows, owner.eval_rows) if owner else (0, 0)
-        has = (facts[node].train_rows, facts[node].eval_rows)
-        if has != says and (owner or has[0]):
-            raise DataError(
-                f"node {node} has {has[0]} training and {has[1]} evaluation rows, the plan says {says[0]} and "
-                f"{says[1]}; give it the same data, or {ANEW}"
-            )
-        if owner:
-            check_same_users(owner, facts[node], "the plan says", f"give it the same data, or {ANEW}")
 
 
 def _check_course(plan: Plan, drafted: Course) -> None:

@@ -17,7 +17,7 @@ from coordinator.planner.draft import (
     Draft,
     agreed_model,
     as_job_says,
-    check_same_users,
+    check_same_rows,
     courses_to_try,
     first_fit,
     initiator_order,
@@ -54,7 +54,6 @@ from ringtune.costs.model_facts import model_facts
 from ringtune.costs.profile import LinkFacts, ModelFacts, NodeFacts, Profile
 from ringtune.errors import (
     CapacityError,
-    DataError,
     DeadlineError,
     JobError,
     ModelError,
@@ -433,13 +432,7 @@ def keep_plan(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> Planned:
             f"{plan.course.num_blocks} of {plan.course.hidden_size}; put the same folder back"
         )
     for owner in plan.course.owners:
-        rows = (facts[owner.node].train_rows, facts[owner.node].eval_rows)
-        if rows != (owner.train_rows, owner.eval_rows):
-            raise DataError(
-                f"node {owner.node} has {rows[0]} training and {rows[1]} evaluation rows, the run began with "
-                f"{owner.train_rows} and {owner.eval_rows}; give it the same data"
-            )
-        check_same_users(owner, facts[owner.node], "the run began with", "give it the same data")
+        check_same_rows(facts[owner.node], owner, "the run began with", "give it the same data")
     return refuse_if_full(job, plan, facts, goes_on=True)
 
 

@@ -256,34 +256,18 @@ def with_copies(job: Job, planned: Planned, facts: Mapping[str, NodeFacts], fitt
         PlanError: the job requires copies, and the run can't move from its placement, or has no checkpoints to copy.
         CapacityError: the job requires copies, for which a node has no memory.
     """
-    plan, is_needed = planned.plan, job.needs_copies
-    if (job.recovery.copies == NONE and not is_needed) or not plan.course.num_steps:
+    plan, course, is_needed = planned.plan, planned.plan.course, job.needs_copies
+    if (job.recovery.copies == NONE and not is_needed) or not course.num_steps:
         return _as_said(planned, fitting, copies=False)
-    if plan.course.method.full_parameters:
-        return _with_copied_checkpoints(job, planned, facts, fitting, is_needed=is_needed)
-    if why := stay_reason(plan.course):
-        if is_needed:
-            raise PlanError(f"the run can't continue without a lost node: {why}; set recovery.copies = 'none'")
-        return _without(job, planned, facts, fitting, why)
-    if is_needed:
-        return _numbered(job, planned, facts, fitting)
-    if len(plan.placement.members) == 1 and not (job.recovery.owners == SKIP_OWNER and len(plan.course.owners) > 1):
-        return _as_said(planned, fitting, copies=False)
-    try:
-        return _as_said(planned, fitting, copies=True)
-    except CapacityError as error:
-        return _without(job, planned, facts, fitting, str(error))
-
-
-def _with_copied_checkpoints(
-    job: Job, planned: Planned, facts: Mapping[str, NodeFacts], fitting: Fitting, *, is_needed: bool
-) -> Planned:
-    """Return the plan of a run of all parameters with copies of its checkpoints; see ``with_copies``."""
-    plan, number = planned.plan, job.recovery.num_copies
-    why = "" if plan.course.checkpoint_every else "train.checkpoint_every = 0, so there are none"
+    if is_full := course.method.full_parameters:
+        what = "checkpoints can't be copied to the next host"
+        why = "" if course.checkpoint_every else "train.checkpoint_every = 0, so there are none"
+    else:
+        what, why = "the run can't continue without a lost node", stay_reason(course)
     if why and is_needed:
-        raise PlanError(f"checkpoints can't be copied to the next host: {why}; set recovery.copies = 'none'")
-    if len(plan.placement.members) == 1 and not is_needed:
+        raise PlanError(f"{what}: {why}; set recovery.copies = 'none'")
+    has_other_owners = not is_full and job.recovery.owners == SKIP_OWNER and len(course.owners) > 1
+    if len(plan.placement.members) == 1 and not is_needed and not has_other_owners:
         return _as_said(planned, fitting, copies=False)
     if why:
         return _without(job, planned, facts, fitting, why)
@@ -293,6 +277,9 @@ def _with_copied_checkpoints(
         if is_needed:
             raise
         return _without(job, planned, facts, fitting, str(error))
+    if not is_full:
+        return copied
+    number = job.recovery.num_copies
     sizes = Sizes.of_job(job, plan.course, facts[plan.nodes[0]])
     most = max(piece.num_blocks for piece in plan.placement.hosts) * sizes.snapshot_bytes
     where = "the next host" if number < 1 else f"{number} other host{'s' if number > 1 else ''}"

@@ -167,7 +167,7 @@ class MigrationDriver:
 
     def _hosted(self, event: rd.Prepared | rd.Moved, hosted_bytes: int) -> Iterator[rd.Event]:
         """Record the bytes of weights that a node holds now."""
-        self._ledger.nodes[event.node].hosted_bytes = hosted_bytes
+        self._ledger.nodes[event.node].figures["hosted_bytes"] = hosted_bytes
         yield event
 
     def _rested(self, event: rd.Rested, reply: control_pb2.RestReply) -> Iterator[rd.Event]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -98,41 +98,46 @@ REPORT_SCHEMA = 1
 _TABLES = ("classes", "confusion", "entity_types")
 
 
+def _newest(_: float, value: float) -> float:
+    return value
+
+
+_SURE: Final[Mapping[str, Callable[[float, float], float]]] = {
+    "peak_rss_bytes": max,
+    "hosted_bytes": _newest,
+    "cpu_s": _newest,
+    "peak_versions": max,
+    "peak_version_bytes": max,
+}
+_TOGETHER: Final[tuple[Mapping[str, Callable[[float, float], float]], ...]] = (
+    _SURE,
+    {"peak_device_bytes": max, "device_bytes": _newest},
+    {"links_reopened": _newest},
+    {"load": _newest, "cores": _newest},
+)
+"""Figures that a node reports together, each with the function that combines two placements; ``_SURE`` always."""
+
+
 @dataclass(slots=True)
 class NodeTotals:
     """Totals of one node over the whole run.
 
     Attributes:
         fit_s: part of ``busy_s`` in which it fitted adapters as a helper.
-        cpu_s: processor seconds of its process.
-        hosted_bytes: weights that it materialised.
         device: ``cpu``, or the name of an accelerator; empty = unknown.
-        peak_device_bytes: peak memory of tensors on an accelerator.
-        device_bytes: whole memory of that accelerator; 0 on a processor.
-        peak_versions: most versions of its trained tensors at once, the newest included.
-        peak_version_bytes: bytes of those besides the newest.
-        load: threads per core of its machine that wanted to compute at the end; 0 = unknown.
-        links_reopened: its links to other nodes that broke and were opened again, each time.
-        figures: figures of techniques, see ``Technique.totals``.
+        figures: what it reported last: processor seconds, weights that it materialised, peaks of memory (of an
+            accelerator with the whole memory of that), most versions of its trained tensors at once and the bytes of
+            those besides the newest, threads per core that wanted to compute (0 = unknown), how often links to other
+            nodes broke and were opened again, and figures of techniques, see ``Technique.totals``.
     """
 
     busy_s: float = 0.0
     fit_s: float = 0.0
-    cpu_s: float = 0.0
     num_actions: int = 0
     sent_bytes: int = 0
     received_bytes: int = 0
-    hosted_bytes: int = 0
-    peak_rss_bytes: int = 0
     device: str = ""
-    peak_device_bytes: int = 0
-    device_bytes: int = 0
-    peak_versions: int = 0
-    peak_version_bytes: int = 0
-    load: float = 0.0
-    cores: int = 1
-    links_reopened: int = 0
-    figures: dict[str, int] = field(default_factory=dict)
+    figures: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*_SURE, "load"), 0))
 
 
 _NAMES: Final[Mapping[str, str]] = {
@@ -226,22 +231,11 @@ class RunLedger:
         """
         entry = self.nodes[node]
         try:
-            entry.peak_rss_bytes = max(entry.peak_rss_bytes, int(total_of(totals, "peak_rss_bytes")))
             entry.device = printable(str(totals.get("device", "")), most=MAX_NAME)
-            if "device_bytes" in totals:
-                entry.device_bytes = int(total_of(totals, "device_bytes"))
-                entry.peak_device_bytes = max(entry.peak_device_bytes, int(total_of(totals, "peak_device_bytes")))
-            entry.hosted_bytes = int(total_of(totals, "hosted_bytes"))
-            entry.cpu_s = total_of(totals, "cpu_s")
-            entry.peak_versions = max(entry.peak_versions, int(total_of(totals, "peak_versions")))
-            entry.peak_version_bytes = max(entry.peak_version_bytes, int(total_of(totals, "peak_version_bytes")))
-            if "links_reopened" in totals:
-                entry.links_reopened = int(total_of(totals, "links_reopened"))
-            if "load" in totals:
-                entry.load, entry.cores = total_of(totals, "load"), max(1, int(total_of(totals, "cores")))
-            for technique in TECHNIQUES:
-                for name, joined in technique.totals.items() if technique.totals.keys() & totals.keys() else ():
-                    entry.figures[name] = joined(entry.figures.get(name, 0), int(total_of(totals, name)))
+            for together in (*_TOGETHER, *(technique.totals for technique in TECHNIQUES)):
+                if together is _SURE or together.keys() & totals.keys():
+                    for name, joined in together.items():
+                        entry.figures[name] = joined(entry.figures.get(name, 0), round(total_of(totals, name), 6))
         except (KeyError, TypeError, ValueError) as error:
             raise IntegrityError(f"the totals of node {node} are not readable: {error}; use one version") from error
 
@@ -453,8 +447,8 @@ class RunLedger:
     def _busy(self) -> str:
         """Say which machines were busy at the end beyond the load of the run's own nodes."""
         nodes = {node: self.nodes[node] for node in self._plan.nodes}
-        own = len(nodes) / min(one.cores for one in nodes.values())
-        return busy_text({node: one.load for node, one in nodes.items()}, "at the end", own=own)
+        own = len(nodes) / min(max(1, one.figures.get("cores", 1)) for one in nodes.values())
+        return busy_text({node: one.figures["load"] for node, one in nodes.items()}, "at the end", own=own)
 
     def _node(self, node: str, predicted_bytes: Mapping[str, int]) -> dict[str, Any]:
         part = self._plan.at(
@@ -466,21 +460,9 @@ class RunLedger:
             "activations": SlicePolicy.of(part, piece.start, piece.stop).to_json(),
             "busy_s": round(totals.busy_s, 6),
             **({"fit_s": round(totals.fit_s, 6)} if self._plan.placement.helped_by(node) else {}),
-            "cpu_s": round(totals.cpu_s, 6),
             "actions": totals.num_actions,
-            **({"links_reopened": totals.links_reopened} if totals.links_reopened else {}),
             "device": totals.device,
-            **(
-                {"peak_device_bytes": totals.peak_device_bytes, "device_bytes": totals.device_bytes}
-                if totals.device_bytes
-                else {}
-            ),
-            "peak_rss_bytes": totals.peak_rss_bytes,
-            "hosted_bytes": totals.hosted_bytes,
-            "peak_versions": totals.peak_versions,
-            "peak_version_bytes": totals.peak_version_bytes,
-            "load": round(totals.load, 3),
-            **totals.figures,
+            **{name: value for name, value in totals.figures.items() if name != "cores"},
             "predicted_bytes": predicted_bytes.get(node, 0),
             "sent_bytes": totals.sent_bytes,
             "received_bytes": totals.received_bytes,

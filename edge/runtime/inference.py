@@ -27,8 +27,9 @@ import torch
 
 from edge.data.dataset import SOURCES
 from edge.data.images import ImageExamples
+from edge.data.prompts import Prompt, PromptReader
 from edge.data.text_pieces import Ends, TextPieces, ends_with
-from edge.data.tokens import Batch, RowFaultError, Text, check_ids, load_tokenizer, prompt_ids
+from edge.data.tokens import Batch, RowFaultError, Text, check_ids
 from edge.machine.libraries import load_libraries
 from edge.model.frozen_weights import FrozenFiles
 from edge.model.heads import require_largest, task_of, text_logits
@@ -39,11 +40,10 @@ from edge.model.skeleton import build_skeleton
 from edge.model.slice import DTYPES, BlockRunner, materialise
 from ringtune.errors import DataError, ModelError
 from ringtune.job.job import Job, load_job
-from ringtune.job.rows import Question, account_of, is_plain_text, task_rows
+from ringtune.job.rows import Question, account_of, task_rows
 from ringtune.machine.process import exit_code_of
 from ringtune.machine.resources import free_bytes, usable_cores
 from ringtune.models.adapter_support import mixed_tokens
-from ringtune.models.conversations import Conversation
 from ringtune.models.family import (
     CAUSAL_LM,
     CHAT,
@@ -58,8 +58,6 @@ from ringtune.models.folder import CONFIG_FILE, model_dimensions, read_config
 from ringtune.schedule.course import AS_COMPUTED
 from ringtune.storage.arrow_files import is_arrow
 from ringtune.storage.strict import read_json
-from ringtune.storage.tables import row_place
-from ringtune.storage.text_files import read_text
 from ringtune.techniques.frozen_weights import frozen_choices
 
 _LOGITS_AT_ONCE: Final = 32
@@ -435,28 +433,30 @@ class Answers(Predictor):
 
 
 class Texts(Predictor):
-    """The ``Predictor`` of a language model: the continuation of each text."""
+    """The ``Predictor`` of a language model and of chat: the continuation of each text, the next answer."""
 
     def __init__(self, model: WholeModel, job: Job, sampling: Sampling) -> None:
         super().__init__(model, job, sampling)
         limits = model_sampling(self._folder)
         self._sampling = sampling._replace(top_k=limits.top_k, top_p=limits.top_p)
-        self._tokenizer = load_tokenizer(self._folder)
+        self._reader = PromptReader(job, self._folder)
+        self._tokenizer = self._reader.tokenizer
         self._ends = Ends(ends_of_text(self._folder, self._tokenizer))
 
     def rows(self, path: Path) -> Iterator[tuple[Row, Any]]:
-        """Yield the rows of a table with their texts, or the lines of a plain text that are not blank."""
-        if not is_plain_text(path):
-            return super().rows(path)
-        lines = read_text(path, self._job.data.encoding)[0].splitlines()
-        return (({self._job.data.text: line}, line) for line in lines if line.strip())
+        """Yield the rows of a table, or the lines of a plain text that are not blank, with their prompts."""
+        return ((prompt.row, prompt) for prompt in self._reader.all(path))
 
-    def predict(self, inputs: Sequence[str], first: int) -> list[Row]:
-        """Continue each text."""
+    def predict(self, inputs: Sequence[Prompt], first: int) -> list[Row]:
+        """Continue each text, or answer each conversation up to what ends an answer."""
         return [
-            self._continued(prompt_ids(self._tokenizer, text), first + index, self._ends)
-            for index, text in enumerate(inputs)
+            self._continued(list(prompt.ids), row, self._answer_ends if prompt.is_conversation else self._ends)
+            for row, prompt in enumerate(inputs, first)
         ]
+
+    @functools.cached_property
+    def _answer_ends(self) -> Ends:
+        return ends_with(self._ends, self._tokenizer, self._reader.answer_end())
 
     def _continued(self, ids: list[int], row: int, ends: Ends) -> Row:
         if not ids:
@@ -470,36 +470,6 @@ class Texts(Predictor):
             if pieces.is_ended:
                 break
         return {"predicted": said + pieces.end(), "tokens": num_tokens}
-
-
-class ChatAnswers(Texts):
-    """The ``Predictor`` of chat: the next answer in each conversation, or the continuation of a plain prompt."""
-
-    _AT_ONCE = 64
-
-    def rows(self, path: Path) -> Iterator[tuple[Row, Any]]:
-        """Yield the rows of a table with the tokens before the answer."""
-        account = account_of(path, self._job.data, is_own=True)
-        rows = task_rows(path, self._job.model.task, self._job.data, account, with_targets=False)
-        while taken := list(itertools.islice(rows, self._AT_ONCE)):
-            try:
-                prompts = self._source.prompts([row.value for row in taken])
-            except RowFaultError as error:
-                raise DataError(f"{row_place(path, taken[error.row].record[0])}: {error.what}") from error
-            for row, ids in zip(taken, prompts, strict=True):
-                yield row.record[1], (ids, isinstance(row.value, Conversation))
-        account.check()
-
-    def predict(self, inputs: Sequence[Any], first: int) -> list[Row]:
-        """Answer each conversation, up to what ends an answer."""
-        return [
-            self._continued(ids, first + index, self._answer_ends if is_conversation else self._ends)
-            for index, (ids, is_conversation) in enumerate(inputs)
-        ]
-
-    @functools.cached_property
-    def _answer_ends(self) -> Ends:
-        return ends_with(self._ends, self._tokenizer, self._source.answer_end())
 
 
 _LIMITS = ("top_k", "top_p")
@@ -604,6 +574,6 @@ PREDICTORS: Mapping[str, type[Any]] = {
     TAGGING: Tags,
     QUESTION_ANSWERING: Answers,
     CAUSAL_LM: Texts,
-    CHAT: ChatAnswers,
+    CHAT: Texts,
     IMAGE_CLASSIFICATION: ImageClasses,
 }

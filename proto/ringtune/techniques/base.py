@@ -216,7 +216,7 @@ class Technique:
     notes: Callable[[Plan, Sequence[Any]], Sequence[str]] = _nothing
     turn_rule: Callable[[Plan, int], TurnRule | None] = lambda part, items_ahead: None
     decisions: Mapping[str, DecisionLines] = field(default_factory=dict)
-    totals: Mapping[str, Callable[[int, int], int]] = field(default_factory=dict)
+    totals: Mapping[str, Callable[[float, float], float]] = field(default_factory=dict)
     report: Callable[[Plan, int], Mapping[str, Any]] = lambda plan, steps: {}
     report_lines: Callable[[Mapping[str, Any]], Sequence[str]] = _nothing
     plan_keys: Mapping[str, str] = field(default_factory=dict)

@@ -86,9 +86,11 @@ def packed(values: Ints, costs: Ints, capacity: Ints, order: Ints, allowed: Bool
     equal = (costs == costs[:, :1]).all(axis=1)
     if equal.any():
         taken[equal] = _sorted(*(each[equal] for each in (values, costs, capacity, order, allowed)))
-    rest = np.flatnonzero(~equal)
+    rest, worth = np.flatnonzero(~equal), np.where(allowed, values, _NEVER)
     for some in in_parts(rest, values.shape[1], int(capacity[rest].max(initial=0))):
-        taken[some] = _searched(*(each[some] for each in (values, costs, capacity, order, allowed)))
+        kinds, left = _searched(worth[some, None], costs[some, None], capacity[some], order[some])
+        taken[some] = kinds == 0
+        taken[some] |= take_in_order(order[some], costs[some], left, allowed[some] & (kinds < 0))
     return taken
 
 
@@ -131,21 +133,26 @@ def _sorted(values: Ints, costs: Ints, capacity: Ints, order: Ints, allowed: Boo
     return take_in_order(np.take_along_axis(order, ranked, axis=1), costs, capacity, allowed)
 
 
-def _searched(values: Ints, costs: Ints, capacity: Ints, order: Ints, allowed: Bools) -> Bools:
-    """Take items of any cost: Algorithm 2 over the items in their order of preference."""
-    at = np.arange(len(values))
-    best = np.zeros((len(values), int(capacity.max()) + 1), dtype=np.int64)
-    better = np.zeros((order.shape[1], *best.shape), dtype=bool)
+def _searched(values: Ints, costs: Ints, capacity: Ints, order: Ints) -> tuple[NDArray[np.int8], Ints]:
+    """Search over the items in their order of preference: Algorithm 2, with one or more kinds of each item.
+
+    Values and costs are K by kinds by N. Returns the kind of each item, K by N, -1 for none, and the capacity left.
+    """
+    at, left = np.arange(len(order)), capacity.copy()
+    best = np.zeros((len(order), int(capacity.max()) + 1), dtype=np.int64)
+    kinds = np.full((order.shape[1], *best.shape), -1, dtype=np.int8)
     for step, item in enumerate(order.T):
-        taking = after(best, costs[at, item], np.where(allowed[at, item], values[at, item], _NEVER))
-        better[step] = taking > best
-        best = np.maximum(best, taking)
-    taken, left = np.zeros(values.shape, dtype=bool), capacity.copy()
-    for step in reversed(range(len(better))):
-        item = order[:, step]
-        taken[at, item] = better[step, at, left]
-        left -= np.where(taken[at, item], costs[at, item], 0)
-    return taken | take_in_order(order, costs, left, allowed & ~taken)
+        before = best
+        for kind in range(values.shape[1]):
+            taking = after(before, costs[at, kind, item], values[at, kind, item])
+            kinds[step][taking > best] = kind
+            best = np.maximum(best, taking)
+    found = np.full(order.shape, -1, dtype=np.int8)
+    for step in reversed(range(len(kinds))):
+        item, kind = order[:, step], kinds[step, at, left]
+        found[at, item] = kind
+        left -= np.where(kind < 0, 0, costs[at, kind, item])
+    return found, left
 
 
 Codes = NDArray[np.uint8]
@@ -203,32 +210,9 @@ def joint(
     capacity = np.minimum(knapsacks.full_capacity + knapsacks.forward_capacity, most)
     codes = np.zeros(backward.shape, dtype=np.uint8)
     for some in in_parts(np.arange(len(codes)), knapsacks.order.shape[1], int(capacity.max(initial=0))):
-        codes[some] = _jointly_searched(values[some], costs[some], capacity[some], knapsacks.order[some])
+        kinds, left = _searched(values[some], costs[some], capacity[some], knapsacks.order[some])
+        codes[some] = _filled(kinds == 0, kinds == 1, left, values[some], costs[some], knapsacks.order[some])
     return codes
-
-
-def _jointly_searched(values: Ints, costs: Ints, capacity: Ints, order: Ints) -> Codes:
-    at = np.arange(len(order))
-    best = np.zeros((len(order), int(capacity.max()) + 1), dtype=np.int64)
-    kinds = np.zeros((order.shape[1], *best.shape), dtype=np.int8)  # 1 full, 2 forward-only, 0 neither
-    for step, item in enumerate(order.T):
-        before = best
-        for kind in (1, 2):
-            taking = after(before, costs[at, kind - 1, item], values[at, kind - 1, item])
-            kinds[step][taking > best] = kind
-            best = np.maximum(best, taking)
-    full, forward_only, left = _walked_back(kinds, costs, capacity, order)
-    return _filled(full, forward_only, left, values, costs, order)
-
-
-def _walked_back(kinds: NDArray[np.int8], costs: Ints, capacity: Ints, order: Ints) -> tuple[Bools, Bools, Ints]:
-    at, left = np.arange(len(order)), capacity.copy()
-    full, forward_only = np.zeros(order.shape, dtype=bool), np.zeros(order.shape, dtype=bool)
-    for step in reversed(range(len(kinds))):
-        item, kind = order[:, step], kinds[step, at, left]
-        full[at, item], forward_only[at, item] = kind == 1, kind == 2
-        left -= np.where(kind == 0, 0, costs[at, np.maximum(kind, 1) - 1, item])
-    return full, forward_only, left
 
 
 def _filled(full: Bools, forward_only: Bools, left: Ints, values: Ints, costs: Ints, order: Ints) -> Codes:

@@ -25,7 +25,6 @@ from ringtune.schedule.course import Course
 from ringtune.schedule.operation_tables import PRUNING_STEPS, BlockCapacity, Choice, Operations, Policy, TieBreak
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.saved_activations import ranges_text
 from ringtune.techniques.base import ANEW, DecisionLines, Technique
 from ringtune.techniques.operations import (
     OperationsSettings,
@@ -326,6 +325,15 @@ def with_tables(job: Any, course: Course, model: Any) -> Course:
         raise PlanError(f"operations.table does not fit this run: {error}") from error
 
 
+_KEYS: Final = {
+    "subnets": "heads",
+    "groups": "by_slice",
+    "scored_weights": "scores",
+    "refresh_steps": "refresh_rounds",
+} | {name: name for name in ("backward_score", "forward_score", "score_scale", "ties", "rotate")}
+"""Fields of ``Choice`` -> the key of ``[operations]`` that sets each."""
+
+
 def check_plan(job: Any, plan: Plan, model: Any) -> None:
     """Refuse a given plan with other operations than the job says; raises ``PlanError``.
 
@@ -347,39 +355,13 @@ def check_plan(job: Any, plan: Plan, model: Any) -> None:
         return
     if not job.operations.is_chosen:
         raise PlanError(f"the plan has operations.policy = {has}, the job says {says}; {_ANEW}")
-    _check_same_choice(job, choice, job_subnets(job, model).count)
     again = job_choice(job, course, model, plan.placement.hosts, _costs_of(choice, plan.placement.hosts))
-    if choice.refresh_steps != again.refresh_steps:
-        has_steps, says_steps = (
-            f"every {each.refresh_steps} steps" if each.refresh_steps else "once" for each in (choice, again)
-        )
-        raise PlanError(
-            f"the plan chooses operations {has_steps}, the job says {says_steps} (operations.refresh_rounds); {_ANEW}"
-        )
-    if choice.groups != again.groups:
-        raise PlanError(
-            f"the plan has one operation for the blocks {ranges_text(choice.groups)}, its slices are "
-            f"{ranges_text(again.groups)} (operations.by_slice); {_ANEW}"
-        )
+    for name, key in _KEYS.items():
+        has_now, says_now = getattr(choice, name), getattr(again, name)
+        if has_now != says_now:
+            raise PlanError(f"the plan has {name} = {has_now}, the job says {says_now} (operations.{key}); {_ANEW}")
     if choice.is_counted != again.is_counted or not _are_alike(choice.capacities, again.capacities):
         raise PlanError(f"the plan's subnets may do more or less than operations.compute, full or balance say; {_ANEW}")
-
-
-def _check_same_choice(job: Any, choice: Choice, subnets: int) -> None:
-    settings = operations_of(job)
-    for name, has, says in (
-        ("heads", choice.subnets, 1 if settings.by_slice else subnets),
-        ("by_slice", choice.by_slice, settings.by_slice),
-        ("backward_score", choice.backward_score, settings.backward_score),
-        ("forward_score", choice.forward_score, settings.forward_score),
-        ("scores", choice.scored_weights, settings.scores),
-        ("score_scale", choice.score_scale, settings.score_scale),
-        ("ties", choice.ties, settings.ties),
-        ("rotate", choice.rotate, settings.rotate),
-    ):
-        if has != says:
-            of = " subnets a block" if name == "heads" else ""
-            raise PlanError(f"the plan has {has}{of}, the job says {says} (operations.{name}); {_ANEW}")
 
 
 def _costs_of(choice: Choice, hosts: Sequence[Slice]) -> dict[str, tuple[float, float]]:

@@ -239,18 +239,26 @@ def test_given_plan_with_other_operations_is_refused() -> None:
         (chosen(), job(), "the plan has operations.policy = two-stage, the job says standard"),
         (job(), chosen(), "the plan has no operations to choose, the job says two-stage"),
         (chosen(policy="random"), chosen(), "the plan has operations.policy = random, the job says two-stage"),
-        (chosen(heads=2), chosen(heads=1), "subnets a block, the job says"),
-        (chosen(by_slice=True), chosen(heads=0), "the job says False (operations.by_slice)"),
+        (chosen(heads=2), chosen(heads=1), "the plan has subnets = 1, the job says 2 (operations.heads)"),
+        (
+            chosen(by_slice=True),
+            chosen(heads=0),
+            "the plan has groups = ((0, 2), (2, 4)), the job says () (operations.by_slice)",
+        ),
         (
             chosen(),
             chosen(forward_score="taylor"),
-            "the plan has fisher, the job says taylor (operations.forward_score)",
+            "the plan has forward_score = fisher, the job says taylor (operations.forward_score)",
         ),
-        (chosen(), chosen(scores="adapter"), "the plan has base, the job says adapter (operations.scores)"),
+        (
+            chosen(),
+            chosen(scores="adapter"),
+            "the plan has scored_weights = base, the job says adapter (operations.scores)",
+        ),
         (
             chosen(),
             chosen(refresh_rounds=2),
-            "the plan chooses operations once, the job says every 8 steps (operations.refresh_rounds)",
+            "the plan has refresh_steps = 0, the job says 8 (operations.refresh_rounds)",
         ),
     ]
     for planned, run, message in rows:
@@ -282,7 +290,7 @@ def test_given_plan_keeps_what_it_settled_for_its_own_slices() -> None:
     assert plan.course.choice is not None
     choice = dataclasses.replace(plan.course.choice, groups=((0, plan.course.num_blocks),))
     other = Plan(dataclasses.replace(plan.course, choice=choice), plan.placements)
-    with pytest.raises(PlanError, match=r"its slices are .* \(operations.by_slice\)"):
+    with pytest.raises(PlanError, match=r"the plan has groups = .*, the job says .* \(operations.by_slice\)"):
         accept_plan(GivenPlan(plan=other), wanted, FACTS)
     # Nodes that have become faster since do not change how much is done
     plan = make_plan(chosen(), FACTS).plan

@@ -327,12 +327,13 @@ def test_figures_of_a_node_that_is_prepared_rests_and_moves_are_in_the_books() -
         PLAN, job_of(), checkpoints, {}, dict.fromkeys("ab", calls), print, hear, NOT_PLANNED, books
     )
     driver.prepare(rd.Prepare("b", PLAN), None)
-    assert books.nodes["b"].hosted_bytes == 0, "the run's thread reads it"
-    assert next(heard[-1]) == rd.Prepared("b") and books.nodes["b"].hosted_bytes == 5
+    found = books.nodes["b"].figures
+    assert found["hosted_bytes"] == 0, "the run's thread reads it"
+    assert next(heard[-1]) == rd.Prepared("b") and found["hosted_bytes"] == 5
     driver.tell(rd.Rest("b"))
-    assert next(heard[-1]) == rd.Rested("b", 0) and (books.nodes["b"].cpu_s, books.nodes["b"].hosted_bytes) == (2, 8)
+    assert next(heard[-1]) == rd.Rested("b", 0) and (found["cpu_s"], found["hosted_bytes"]) == (2, 8)
     driver.tell(rd.Move("b", PLAN, StartPoint.of(PLAN.course), 0, ()))
-    assert next(heard[-1]) == rd.Moved("b", 0, 3) and books.nodes["b"].hosted_bytes == 7
+    assert next(heard[-1]) == rd.Moved("b", 0, 3) and found["hosted_bytes"] == 7
     driver.tell(rd.Rest("b"))
     with pytest.raises(IntegrityError, match=r"totals\.json of node b"):
         next(heard[-1])
