@@ -113,7 +113,9 @@ def test_run_resumed_in_another_placement_equals_the_whole(feature: Feature) -> 
 
 
 TAKING_BACK = [
-    one for one in HIFT if len(one.case.owners) > 1 and not one.case.private_blocks and one.name not in ("hift/velora",)
+    one
+    for one in HIFT
+    if len(one.changes["owners"]) > 1 and not one.changes.get("private_blocks") and one.name not in ("hift/velora",)
 ]
 """Those with a plain reference of other turns than the plan's."""
 

@@ -25,14 +25,14 @@ from tests.support.model_facts import WEIGHTLESS
 from tests.support.moves import by_placement
 from tests.support.validate import parse_table, validate_table
 
-SEEDS = 6
-"""Plans of a kind in the gate; --all has twelve times as many."""
+SEEDS = 4
+"""Plans of a kind in the gate; --all has eighteen times as many."""
 FEW = 3
 """Of those, for laws that carry out more runs of each."""
 CASES = [
     pytest.param((kind, block), id=f"{kind.name}-{block}", marks=pytest.mark.thorough if block else ())
     for kind in KINDS
-    for block in range(12)
+    for block in range(18)
 ]
 
 

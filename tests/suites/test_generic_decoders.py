@@ -208,6 +208,7 @@ def test_memory_of_a_generic_family_is_not_below_what_a_block_keeps(tmp_path: Pa
 
 
 @pytest.mark.parametrize("model_type", ["phi3", "gpt_neox"])
+@pytest.mark.sampled(1)
 def test_result_of_a_generic_family_loads_by_its_interface(tmp_path: Path, model_type: str) -> None:
     """The stock library loads LoRA beside one matrix of queries, keys and values."""
     feature = generic(model_type, dtype="float32", owners=("a",))

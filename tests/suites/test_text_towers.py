@@ -9,7 +9,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
 import transformers
@@ -62,6 +61,8 @@ def test_every_tower_has_a_tiny_model() -> None:
 @pytest.mark.sampled(4)
 def test_tower_with_its_adapter_is_the_whole_model_with_it(tmp_path: Path, model_type: str, layout: str) -> None:
     """Of a text: by a folder of PEFT for the whole model; the merged model is a text model of the library."""
+    import peft
+
     plain = write_tower(tmp_path / "base", model_type, layout)
     has_experts = not FAMILIES[text_towers.TOWERS[model_type].family].layout.up
     run, skeleton = lora_run(tmp_path, "", CAUSAL_LM, "lora[r=2,alpha=6]" if has_experts else ALL_MATRICES)

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-import psycopg
 import pytest
 
 from tests.support.cluster import free_port
@@ -32,6 +31,8 @@ class PostgreSql:
 
     def new_database(self) -> str:
         """The URL of an empty one."""
+        import psycopg
+
         name = f"test_{next(self._numbers)}"
         with psycopg.connect(f"postgresql://{self._place}/postgres", autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {name}")

@@ -8,7 +8,6 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from scipy.optimize import Bounds, LinearConstraint, milp
 
 from ringtune.techniques.knapsacks import Codes, Knapsacks, joint, two_stage
 from tests.contract.techniques.knapsack_reference import knapsack_scheduling
@@ -77,6 +76,8 @@ class Instance:
 
     def best(self, scale: float) -> float:
         """The joint optimum by mixed-integer programming."""
+        from scipy.optimize import Bounds, LinearConstraint, milp
+
         one = np.hstack([np.eye(self.count), np.eye(self.count)])
         values = np.array([*self.backward, *(scale * each for each in self.forward)])
         unit = values.max() or 1.0

@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
 import transformers
@@ -84,6 +83,8 @@ def model_of(skeleton: Skeleton, task: str) -> Any:
 @pytest.mark.parametrize(("model_type", "task", "config"), CASES)
 def test_folder_of_peft_is_the_model_of_the_run(tmp_path: Path, model_type: str, task: str, config: str) -> None:
     """PEFT itself loads it into the class of its card, with the run's outputs; the base model has others."""
+    import peft
+
     if model_type == "vit" and hasattr(transformers, "TokenizersBackend"):
         pytest.skip("the modules of a vision transformer have other names in transformers 5, and PEFT asks for them")
     run, skeleton = lora_run(tmp_path, model_type, task, config)
