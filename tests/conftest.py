@@ -39,13 +39,9 @@ GRACE_S = 20.0
 
 # Several processes load what they test with as a node does: without the compiler and others, for a third of the time.
 if "PYTEST_XDIST_WORKER" in os.environ:
-    from edge.machine import libraries
+    from edge.machine.libraries import load_libraries
 
-    # Whoever writes a model asks of each tensor whether it is a distributed one, which loads all of those, and sympy.
-    _PLAIN = {"torch.distributed.tensor": {"DTensor": type("DTensor", (), {})}}
-    vars(libraries)["DEFERRED"] = {**libraries.DEFERRED, **_PLAIN}
-    libraries.load_libraries()
-    vars(sys.modules["torch.distributed"])["tensor"] = sys.modules["torch.distributed.tensor"]
+    load_libraries()
 
 
 class _WithoutOracle(MetaPathFinder):
