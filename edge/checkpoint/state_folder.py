@@ -2,7 +2,7 @@
 
 ::
 
-    STATE/.ringtune-node                marker: the folder was absent or free at a node's first use
+    STATE/.ringtune-node                marker: the folder was absent or empty at a node's first use
     STATE/lock                          held by the process that writes here
     STATE/<run id>/step-<N>.safetensors
     STATE/<run id>/copy-<step>-<attempt>-<sha256>.safetensors    some blocks, with moments and counts
@@ -48,6 +48,7 @@ from ringtune.run_control.checkpoint import SavedPart, Shard
 from ringtune.storage.durable import (
     PARTIAL_SUFFIX,
     FileLock,
+    claim,
     drop_file,
     is_claimed,
     is_plain_file,
@@ -81,6 +82,7 @@ _ROWS = "rows"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _MOMENTS = "moments"
 _HIDDEN = "hidden"
+_OF_RUN = ("step-", "copy-", "head-", "best-", _MOMENTS, _HIDDEN, _ROWS, TEXTS, _FINISHED)
 
 
 class StateFolder:
@@ -166,15 +168,11 @@ def _is_ours(name: str) -> bool:
 
 
 def require_state_folder(folder: Path) -> None:
-    """Refuse a folder that is neither a node's nor free; writes nothing; raises ``UsageError`` or ``StorageError``.
+    """Refuse a folder that is neither empty nor a node's; writes nothing; raises ``UsageError`` or ``StorageError``.
 
-    Files and keys that a node has before it is first started leave a folder free.
+    Earlier versions wrote no marker; their folder has shards, or no entries but a node's.
     """
-    if not folder.is_dir():
-        return
-    with storage_errors(folder):
-        names = {entry.name for entry in folder.iterdir()} - {node_trust(folder).name}
-    if not all(_is_ours(name) and not is_run_id(name) for name in names):
+    if folder.is_dir() and not _is_of_earlier_version(folder):
         require_free(folder, KIND)
 
 
@@ -185,9 +183,23 @@ def claim_state_folder(folder: Path) -> None:
         UsageError: the folder has other content.
         StorageError: the folder can't be made.
     """
-    require_state_folder(folder)
-    if not is_claimed(folder, KIND):
+    if folder.is_dir() and _is_of_earlier_version(folder):
         mark(folder, KIND)
+    claim(folder, KIND)
+
+
+def _is_of_earlier_version(folder: Path) -> bool:
+    """Whether a folder without a marker has shards, or only entries of a node."""
+    if is_claimed(folder, KIND):
+        return False
+    with storage_errors(folder):
+        entries = list(folder.iterdir())
+        runs = [entry for entry in entries if is_run_id(entry.name) and entry.is_dir()]
+        of_runs = [path.name for run in runs for path in run.iterdir()]
+    if any(map(_NAME.fullmatch, of_runs)):
+        return True
+    is_known = all(_is_ours(entry.name) or entry == node_trust(folder) for entry in entries)
+    return is_known and all(name.startswith(_OF_RUN) for name in of_runs)
 
 
 def room_bytes(folder: Path) -> int | None:

@@ -101,13 +101,15 @@ def test_state_folder_lets_one_process_write(tmp_path: Path) -> None:
     StateFolder(tmp_path, "a", timeout_s=30.0).close()
 
 
-def test_state_folder_with_what_a_node_has_before_its_start_is_free(tmp_path: Path) -> None:
+def test_state_folder_of_an_earlier_version_is_recognised(tmp_path: Path) -> None:
     """It gets the marker, and with it stays a node's whatever else is put there."""
     for number, files in enumerate(
         (
             [],
             [".ringtune-node.0a1b2c3d.tmp"],
             ["lock", "profile.json", "profile.json.0a1b2c3d.tmp", ".ringtune-node.9ef17562.tmp", "trust/identity.pem"],
+            [f"{RUN}/rows", f"{RUN}/moments/1", f"{RUN}/finished"],
+            [f"{RUN}/step-2.safetensors", "notes.txt"],
         )
     ):
         folder = tmp_path / str(number)
@@ -128,7 +130,7 @@ def test_state_folder_is_no_folder_of_somebody_else(tmp_path: Path) -> None:
 
     A file where the folder should be is an error of storage; a run's id, which comes over the wire, leads nowhere else.
     """
-    for number, file in enumerate(("thesis.tex", f"{RUN}/job.toml", f"{RUN}/step-2.safetensors")):
+    for number, file in enumerate(("thesis.tex", f"{RUN}/job.toml")):
         folder = tmp_path / str(number)
         (folder / file).parent.mkdir(parents=True)
         (folder / file).write_bytes(b"mine")
