@@ -314,3 +314,19 @@ def test_each_holder_gets_one_file_and_the_turn_is_done_with_the_last_one() -> N
         copy.then()
     head = {plan.course.head: hashlib.sha256(b"a head").hexdigest()}
     assert told == [{**head, **block_digests(Pieces.of(file_of(0, 1)))}]
+
+
+def test_copies_of_turns_to_come_take_nobodys_place(kept: TurnSnapshots) -> None:
+    """A neighbour may send them before this node is granted the turns; it loses its own alone."""
+    servicer = servicer_of(kept)
+    for step in (4, 8):
+        kept.keep("run", step, "b", file_of(3))
+        kept.keep("run", step, "c/part", file_of(2))
+    for step in range(12, 40, 4):
+        send(servicer, file_of(0), step=step)
+    for step in (4, 8):
+        assert bytes(kept.part("run", step, 2, 4))
+    assert sorted({file.step for file in kept.everything()[1]}) == [4, 8, 28, 32, 36]
+    for step in (32, 36, 40):
+        kept.keep("run", step, "b", file_of(3))
+    assert sorted({file.step for file in kept.everything()[1]}) == [32, 36, 40]
