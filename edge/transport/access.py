@@ -61,6 +61,7 @@ class RunAccess:
         self._fetches: tuple[AccessRight, ...] = ()
         self._moves = False
         self._granted_step = 0
+        self._owners: dict[int, str] = {}  # step -> owner of the granted train turn that ends with it
         self._digests: dict[tuple[int, str, bool], str] = {}  # step, node, is_head -> digest
         self._waiting = Counter[tuple[str, int]]()
         self._awaits: dict[str, int] = {}  # by node, the newest placement for whose row a call waits
@@ -90,6 +91,7 @@ class RunAccess:
                 *copy_rights(run_id, plan, self._node, start, sizes),
             )
             self._granted_step, self._digests, self._moves = start.step if start else 0, {}, False
+            self._owners = {}
             self._changed.notify_all()
 
     def audit(self, run_id: str, plan: Plan) -> None:
@@ -111,8 +113,11 @@ class RunAccess:
     def granted(self, turns: Iterable[Turn]) -> None:
         """Permit copies of these turns."""
         with self._changed:
-            ends = (turn.end_step for turn in turns if turn.kind is StepKind.TRAIN)
+            ends = {turn.end_step: turn.owner for turn in turns if turn.kind is StepKind.TRAIN}
             self._granted_step = max((self._granted_step, *ends))
+            self._owners |= ends
+            while len(self._owners) > _MAX_DIGESTS:
+                del self._owners[min(self._owners)]
 
     def release(self, run_id: str, *, is_finished: bool = False) -> None:
         """Drop the rows of a run, an empty id is any run.
@@ -146,12 +151,22 @@ class RunAccess:
                     self._wait_for(asked)
                 if asked.call is NodeCall.LINK and self._moves:  # another node may have gone back already
                     raise FrameError(f"node {self._node} moves and takes no links yet; try again")
+                self._check_owner(asked)
                 return self._row(asked)
         except TrustError as error:
             count = self._refused.told((asked.call, asked.node))
             if count:
                 _LOG.warning("%s%s", error, times(count))
             raise
+
+    def _check_owner(self, asked: Asked) -> None:
+        """Refuse the copy of a head by another owner than that of the turn; the lock is held."""
+        owner = self._owners.get(asked.step, asked.node)
+        if asked.call is NodeCall.KEEP and asked.is_head and owner != asked.node:
+            raise TrustError(
+                f"node {self._node} takes no copy of {asked.text} of node {asked.node}: the turn is that of node "
+                f"{owner}; remove a node that does this unasked ('ringtune nodes remove NAME')"
+            )
 
     def _row(self, asked: Asked) -> AccessRight:
         rights = (*self._placed, *self._fetches, *self._inspected)

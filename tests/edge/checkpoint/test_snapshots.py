@@ -330,3 +330,14 @@ def test_copies_of_turns_to_come_take_nobodys_place(kept: TurnSnapshots) -> None
     for step in (32, 36, 40):
         kept.keep("run", step, "b", file_of(3))
     assert sorted({file.step for file in kept.everything()[1]}) == [32, 36, 40]
+
+
+def test_head_of_a_granted_turn_is_taken_of_its_owner_alone(kept: TurnSnapshots) -> None:
+    """Another owner may send heads too, but not in place of this one's."""
+    servicer = servicer_of(kept)
+    servicer._access.granted(itertools.islice(turn_sequence(PLAN.course), 2))
+    kept.keep("run", 8, "b", file_of(3), b"own head")
+    send(servicer, b"a head", is_head=True)
+    with pytest.raises(TrustError, match="the turn is that of node b"):
+        send(servicer, b"a head", step=8, is_head=True)
+    assert [bytes(kept.head("run", step)) for step in (4, 8)] == [b"a head", b"own head"]
