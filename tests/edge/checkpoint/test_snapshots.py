@@ -341,3 +341,18 @@ def test_head_of_a_granted_turn_is_taken_of_its_owner_alone(kept: TurnSnapshots)
     with pytest.raises(TrustError, match="the turn is that of node b"):
         send(servicer, b"a head", step=8, is_head=True)
     assert [bytes(kept.head("run", step)) for step in (4, 8)] == [b"a head", b"own head"]
+
+
+@pytest.mark.promise("7 bounded memory")
+def test_disk_takes_copies_of_checkpoints_and_of_two_more_steps(kept: TurnSnapshots) -> None:
+    """Where the user stops the run, and after a recovery; not of every turn."""
+    saved: list[int] = []
+    course = dataclasses.replace(PLAN.course, method=Hift(), checkpoint_every=16)
+    servicer = servicer_of(kept, course=course, save=lambda run_id, step, content: saved.append(step))
+    for step in range(4, 44, 4):
+        if step in (4, 8, 16, 32, 40):
+            send(servicer, file_of(0), step=step, is_saved=True)
+        else:
+            with pytest.raises(TrustError, match="no checkpoint is due there"):
+                send(servicer, file_of(0), step=step, is_saved=True)
+    assert saved == [4, 8, 16, 32, 40]
