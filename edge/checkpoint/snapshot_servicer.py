@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import itertools
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
@@ -255,6 +256,8 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
     ) -> None:
         self._shelf, self._kept, self._access, self._audited = shelf, kept, access, audited
         self._saved, self._save, self._folder = saved, save, folder
+        self._lock = threading.Lock()
+        self._arriving: dict[tuple[str, bool], Callable[[], object]] = {}  # node, is_head -> ends the call
 
     def Fetch(
         self, request: control_pb2.SnapshotRequest, context: grpc.ServicerContext
@@ -302,11 +305,15 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
     ) -> control_pb2.Empty:
         """Keep a copy of another node's trained blocks or head."""
         caller = caller_of(context)
-        answer(context, lambda: self._keep(request_iterator, caller.party if caller else None))
+        answer(context, lambda: self._keep(request_iterator, caller.party if caller else None, context.cancel))
         return control_pb2.Empty()
 
-    def _keep(self, chunks: Iterator[control_pb2.KeepChunk], caller: Party | None) -> None:
+    def _keep(
+        self, chunks: Iterator[control_pb2.KeepChunk], caller: Party | None, end_call: Callable[[], object] = bool
+    ) -> None:
         """Receive a copy of the run that is active here, into memory or to the disk.
+
+        ``end_call`` ends the call: a later one of the same node takes its place, as a node sends one after another.
 
         Raises:
             FrameError: the copy is of another run, or of a placement before a recovery.
@@ -327,6 +334,33 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
         )
         most_bytes = self._access.require(asked, caller).max_bytes
         files = (chunk.file for chunk in itertools.chain([first], chunks))
+        with self._alone((first.node, first.is_head), end_call):
+            self._take(first, asked, caller, files, most_bytes)
+
+    @contextmanager
+    def _alone(self, key: tuple[str, bool], end_call: Callable[[], object]) -> Iterator[None]:
+        """End the call of which a copy of blocks, or of the head, still arrives from the node."""
+        with self._lock:
+            before = self._arriving.get(key)
+            self._arriving[key] = end_call
+        if before is not None:
+            before()
+        try:
+            yield
+        finally:
+            with self._lock:
+                if self._arriving.get(key) is end_call:
+                    del self._arriving[key]
+
+    def _take(
+        self,
+        first: control_pb2.KeepChunk,
+        asked: Asked,
+        caller: Party | None,
+        files: Iterator[control_pb2.FileChunk],
+        most_bytes: int,
+    ) -> None:
+        """Receive the permitted copy that begins with ``first``."""
         if first.is_saved:
             try:
                 with temporary_file(self._folder) as file:

@@ -66,9 +66,10 @@ class TurnSnapshots:
     ) -> None:
         """Keep a node's trained blocks after ``step`` steps, and the head if the node has it.
 
-        All but ``TURNS_KEPT`` turns are dropped. ``whose`` is the node that trained the blocks; for a part of its
-        blocks, with the name of the part, as ``a/part``. ``placement_number`` is of the placement in which another node
-        trained them; None = they are this node's own, or it asked for them.
+        Of each node all but ``TURNS_KEPT`` turns are dropped, and what is older than this node's own: a neighbour that
+        sends copies of turns to come has no part in others'. ``whose`` is the node that trained the blocks; for a part
+        of its blocks, with the name of the part, as ``a/part``. ``placement_number`` is of the placement in which
+        another node trained them; None = they are this node's own, or it asked for them.
 
         Raises ``FrameError``: the run is not active here, or the placement is from before a recovery.
         """
@@ -77,8 +78,7 @@ class TurnSnapshots:
             self._files.setdefault(step, {})[whose] = file
             if head is not None:
                 self._heads[step] = head
-            for old in sorted(self._files)[:-TURNS_KEPT]:
-                del self._files[old]
+            self._drop_old(_node_of(whose))
             oldest = min(self._files)
             self._heads = {at: content for at, content in self._heads.items() if at >= oldest}
             save = self._saves.get(step) if not self._is_own(whose) else None
@@ -113,7 +113,17 @@ class TurnSnapshots:
             save(each)
 
     def _is_own(self, whose: str) -> bool:
-        return whose.partition("/")[0] == self._node
+        return _node_of(whose) == self._node
+
+    def _drop_old(self, node: str) -> None:
+        """Drop the old turns of a node, and where it is this one those of all; the lock is held."""
+        steps = sorted(step for step, files in self._files.items() if node in map(_node_of, files))
+        oldest, is_own = steps[-TURNS_KEPT:][0], node == self._node
+        for step in [step for step in self._files if step < oldest]:
+            left = {} if is_own else {name: file for name, file in self._files[step].items() if _node_of(name) != node}
+            self._files[step] = left
+            if not left:
+                del self._files[step]
 
     def everything(self) -> tuple[str, tuple[SnapshotFile, ...]]:
         """Return the id of the active run (empty = none) and all of its files."""
@@ -171,6 +181,10 @@ class TurnSnapshots:
                 f"node {self._node} keeps blocks {sorted(missing)} of run {run_id} after step {step} no longer"
             )
         return write_blocks(found, range(start, stop), metadata(run_id, step))
+
+
+def _node_of(whose: str) -> str:
+    return whose.partition("/")[0]
 
 
 class SnapshotShelf:

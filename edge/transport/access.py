@@ -33,8 +33,9 @@ from ringtune.schedule.access import (
     link_rights,
     require_right,
 )
+from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StartPoint, StepKind, Turn
+from ringtune.schedule.turns import StartPoint, StepKind, Turn, checkpoint_is_due
 from ringtune.texts import RepeatCounter, times
 from ringtune.transport.parties import Party, require_sender
 
@@ -49,6 +50,10 @@ _MAX_DIGESTS: Final = 4096
 """Most copies that are compared with later ones, those of the newest steps."""
 
 
+_MAX_NOT_DUE: Final = 2
+"""Most steps between checkpoints whose copies go to the disk: where the user stops, and after a recovery."""
+
+
 class RunAccess:
     """The rows of the run at one node; thread-safe."""
 
@@ -61,6 +66,8 @@ class RunAccess:
         self._fetches: tuple[AccessRight, ...] = ()
         self._moves = False
         self._granted_step = 0
+        self._course: Course | None = None
+        self._owners: dict[int, str] = {}  # step -> owner of the granted train turn that ends with it
         self._digests: dict[tuple[int, str, bool], str] = {}  # step, node, is_head -> digest
         self._waiting = Counter[tuple[str, int]]()
         self._awaits: dict[str, int] = {}  # by node, the newest placement for whose row a call waits
@@ -90,6 +97,7 @@ class RunAccess:
                 *copy_rights(run_id, plan, self._node, start, sizes),
             )
             self._granted_step, self._digests, self._moves = start.step if start else 0, {}, False
+            self._owners, self._course = {}, plan.course
             self._changed.notify_all()
 
     def audit(self, run_id: str, plan: Plan) -> None:
@@ -111,8 +119,11 @@ class RunAccess:
     def granted(self, turns: Iterable[Turn]) -> None:
         """Permit copies of these turns."""
         with self._changed:
-            ends = (turn.end_step for turn in turns if turn.kind is StepKind.TRAIN)
+            ends = {turn.end_step: turn.owner for turn in turns if turn.kind is StepKind.TRAIN}
             self._granted_step = max((self._granted_step, *ends))
+            self._owners |= ends
+            while len(self._owners) > _MAX_DIGESTS:
+                del self._owners[min(self._owners)]
 
     def release(self, run_id: str, *, is_finished: bool = False) -> None:
         """Drop the rows of a run, an empty id is any run.
@@ -146,12 +157,22 @@ class RunAccess:
                     self._wait_for(asked)
                 if asked.call is NodeCall.LINK and self._moves:  # another node may have gone back already
                     raise FrameError(f"node {self._node} moves and takes no links yet; try again")
+                self._check_owner(asked)
                 return self._row(asked)
         except TrustError as error:
             count = self._refused.told((asked.call, asked.node))
             if count:
                 _LOG.warning("%s%s", error, times(count))
             raise
+
+    def _check_owner(self, asked: Asked) -> None:
+        """Refuse the copy of a head by another owner than that of the turn; the lock is held."""
+        owner = self._owners.get(asked.step, asked.node)
+        if asked.call is NodeCall.KEEP and asked.is_head and owner != asked.node:
+            raise TrustError(
+                f"node {self._node} takes no copy of {asked.text} of node {asked.node}: the turn is that of node "
+                f"{owner}; remove a node that does this unasked ('ringtune nodes remove NAME')"
+            )
 
     def _row(self, asked: Asked) -> AccessRight:
         rights = (*self._placed, *self._fetches, *self._inspected)
@@ -185,9 +206,22 @@ class RunAccess:
         if caller is not None:
             self.require(Asked(call, caller.name, self._run_id), caller)
 
+    def _check_checkpoint(self, asked: Asked) -> None:
+        """Refuse copies for the disk of more than ``_MAX_NOT_DUE`` steps without a checkpoint; the lock is held."""
+        course = self._course
+        if asked.state is not State.DISK or course is None or checkpoint_is_due(course, asked.step):
+            return
+        others = {step for step, node, _ in self._digests if node == asked.node and step != asked.step}
+        if sum(not checkpoint_is_due(course, step) for step in others) >= _MAX_NOT_DUE:
+            raise TrustError(
+                f"node {self._node} takes no copy of {asked.text} of node {asked.node}: no checkpoint is due there; "
+                "remove a node that does this unasked ('ringtune nodes remove NAME')"
+            )
+
     def require_only(self, asked: Asked, sha256: str) -> None:
         """Refuse a second, different copy of one state; the same one may arrive again; raises ``TrustError``."""
         with self._changed:
+            self._check_checkpoint(asked)
             if self._digests.setdefault((asked.step, asked.node, asked.is_head), sha256) == sha256:
                 if len(self._digests) > _MAX_DIGESTS:
                     del self._digests[min(self._digests)]

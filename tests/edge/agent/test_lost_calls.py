@@ -10,12 +10,13 @@ from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pytest
 
 from coordinator.server.server import CoordinatorServer
 from edge.agent.process import Membership, _peers
-from edge.checkpoint.snapshot_servicer import SnapshotFetcher, SnapshotServicer
-from edge.checkpoint.snapshots import SnapshotShelf, TurnSnapshots
+from edge.checkpoint.snapshot_servicer import SnapshotFetcher, SnapshotServicer, push
+from edge.checkpoint.snapshots import FILE, SnapshotShelf, TurnSnapshots
 from edge.checkpoint.turn_snapshots import CopySender, _Copy
 from edge.transport.access import RunAccess
 from ringtune import __version__
@@ -150,6 +151,30 @@ def test_copy_is_given_again_and_kept_once(
     assert done.wait(WAIT_S) and not lost
     sender.close()
     assert sorted(TensorFile(kept.part(RUN, 4, 0, 2), where="it").infos) == ["adapter/0.up", "adapter/1.up"]
+
+
+@pytest.mark.promise("7 bounded memory")
+def test_copy_that_is_held_open_ends_with_the_next_of_its_node(
+    other: tuple[SnapshotShelf, TurnSnapshots, str],
+) -> None:
+    """A sender has one copy in the memory of its holder that is not complete, however many calls it leaves open."""
+    _, kept, address = other
+    over, sent = threading.Event(), threading.Event()
+
+    def half() -> Iterator[control_pb2.KeepChunk]:
+        file = control_pb2.FileChunk(path=FILE, chunk=file_of(0)[:9])
+        yield control_pb2.KeepChunk(run_id=RUN, node="a", step=4, file=file)
+        sent.set()
+        over.wait(2 * WAIT_S)
+
+    with open_channel(address) as channel:
+        stub = control_pb2_grpc.SnapshotsStub(channel)
+        held = stub.Keep.future(half(), timeout=3 * WAIT_S)
+        assert sent.wait(WAIT_S)
+        held.add_done_callback(lambda _: over.set())
+        push(control_pb2.KeepChunk(run_id=RUN, node="a", step=4), Pieces.of(file_of(0)), "b", address, WAIT_S)
+        assert isinstance(held.exception(WAIT_S), grpc.RpcError)
+    assert bytes(kept.part(RUN, 4, 0, 1))
 
 
 @pytest.mark.parametrize("place", ["opened", "read"])

@@ -314,3 +314,45 @@ def test_each_holder_gets_one_file_and_the_turn_is_done_with_the_last_one() -> N
         copy.then()
     head = {plan.course.head: hashlib.sha256(b"a head").hexdigest()}
     assert told == [{**head, **block_digests(Pieces.of(file_of(0, 1)))}]
+
+
+def test_copies_of_turns_to_come_take_nobodys_place(kept: TurnSnapshots) -> None:
+    """A neighbour may send them before this node is granted the turns; it loses its own alone."""
+    servicer = servicer_of(kept)
+    for step in (4, 8):
+        kept.keep("run", step, "b", file_of(3))
+        kept.keep("run", step, "c/part", file_of(2))
+    for step in range(12, 40, 4):
+        send(servicer, file_of(0), step=step)
+    for step in (4, 8):
+        assert bytes(kept.part("run", step, 2, 4))
+    assert sorted({file.step for file in kept.everything()[1]}) == [4, 8, 28, 32, 36]
+    for step in (32, 36, 40):
+        kept.keep("run", step, "b", file_of(3))
+    assert sorted({file.step for file in kept.everything()[1]}) == [32, 36, 40]
+
+
+def test_head_of_a_granted_turn_is_taken_of_its_owner_alone(kept: TurnSnapshots) -> None:
+    """Another owner may send heads too, but not in place of this one's."""
+    servicer = servicer_of(kept)
+    servicer._access.granted(itertools.islice(turn_sequence(PLAN.course), 2))
+    kept.keep("run", 8, "b", file_of(3), b"own head")
+    send(servicer, b"a head", is_head=True)
+    with pytest.raises(TrustError, match="the turn is that of node b"):
+        send(servicer, b"a head", step=8, is_head=True)
+    assert [bytes(kept.head("run", step)) for step in (4, 8)] == [b"a head", b"own head"]
+
+
+@pytest.mark.promise("7 bounded memory")
+def test_disk_takes_copies_of_checkpoints_and_of_two_more_steps(kept: TurnSnapshots) -> None:
+    """Where the user stops the run, and after a recovery; not of every turn."""
+    saved: list[int] = []
+    course = dataclasses.replace(PLAN.course, method=Hift(), checkpoint_every=16)
+    servicer = servicer_of(kept, course=course, save=lambda run_id, step, content: saved.append(step))
+    for step in range(4, 44, 4):
+        if step in (4, 8, 16, 32, 40):
+            send(servicer, file_of(0), step=step, is_saved=True)
+        else:
+            with pytest.raises(TrustError, match="no checkpoint is due there"):
+                send(servicer, file_of(0), step=step, is_saved=True)
+    assert saved == [4, 8, 16, 32, 40]
