@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from ringtune.schedule.operation_tables import (
-    FORWARD_ONLY,
-    FULL,
     SHORTCUT,
     BatchOperations,
     BlockScores,
@@ -235,8 +233,6 @@ def with_codes(case: Case, old: str, new: str) -> Case:
     )
     return dataclasses.replace(case, operations=Operations(batches=batches, subnets=table.subnets))
 
-
-OTHER_CODES = ((FORWARD_ONLY, FULL), (FORWARD_ONLY, SHORTCUT), (SHORTCUT, FULL))
 
 # ---- tables that are chosen by scores -----------------------------------------------------------------
 

@@ -740,3 +740,14 @@ def test_loss_of_owners_is_foretold_by_what_the_job_says() -> None:
     assert "keeps no copies of turns" in loss_outcome(plan.with_copies(False), ("x",), waits).ends
     # The head is at its owner and at the next one
     assert "copy of the head" in loss_outcome(plan.with_copies(True), ("a", "b"), waits).ends
+
+
+def test_host_may_leave_for_a_link_with_an_owner_again_after_fifty_turns() -> None:
+    """Of the owner itself; other owners may lose one meanwhile."""
+    openings, found = LinkOpenings(), list[bool]()
+    openings.note_cost(("a",))
+    for _ in range(60):
+        found.append(openings.has_cost(("c", "a")))
+        assert not openings.has_cost(("c", "b"))
+        openings.commit()
+    assert found == [True] * 50 + [False] * 10

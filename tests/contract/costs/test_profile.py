@@ -150,3 +150,14 @@ def test_work_time_refuses_impossible_values(change: dict[str, object], message:
     with pytest.raises(InvalidInputError) as caught:
         WorkTime(**{**good, **change})  # type: ignore[arg-type]
     assert message in str(caught.value)
+
+
+def test_names_of_a_saved_profile_change_with_its_schema_alone() -> None:
+    """Profiles lie on users' disks, and nodes of another build send theirs."""
+    names = """
+        activation_token_bytes block_backward_s block_forward_s block_graph_s cpu_cores cut_rows data_bytes device
+        eval_labels eval_rows eval_tokens fast_bfloat16 handling_s hardware has_messages labels left_out load
+        lowest_token_bytes memory_bytes message_s_per_byte model node numerics rested_s schema shape skipped_rows
+        state_disk state_free_bytes threads train_rows train_tokens users work_times
+    """
+    assert (SCHEMA, sorted(FACTS.to_message())) == (3, names.split())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import datetime
 import decimal
 import gzip
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -23,7 +25,7 @@ from ringtune.errors import DataError
 from ringtune.job.job import parse_job, with_absolute_paths
 from ringtune.storage import arrow_files, tables, text_files
 from ringtune.storage.arrow_files import arrow_files as files_of
-from ringtune.storage.arrow_files import arrow_header, encoded_rows, is_arrow, split_paths
+from ringtune.storage.arrow_files import arrow_header, arrow_rows, encoded_rows, is_arrow, split_paths
 from ringtune.storage.tables import RowAccount, table_rows
 from ringtune.storage.text_files import resolved
 
@@ -365,3 +367,14 @@ def test_a_line_without_end_is_refused_with_its_number(tmp_path: Path, monkeypat
     path.write_text('{"text": "a"}\n' + json.dumps({"text": "b" * 200}) + "\n")
     with pytest.raises(DataError, match=r"rows.jsonl, line 2: it has more than .* so a line end may be missing"):
         list(table_rows(path, {}))
+
+
+def test_process_has_no_thread_for_each_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of numpy's takes 40 MiB of the address space: with 64 cores no file could be read."""
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        monkeypatch.setenv(name, "64")
+    path = one_column(tmp_path / "rows.parquet", ["x" * (1 << 17)] * 4)  # more than a pipe holds: the process waits
+    with contextlib.closing(arrow_rows(path)) as rows:
+        next(rows)
+        (process,) = [one for one in psutil.Process().children() if "ringtune.storage.arrow_files" in one.cmdline()]
+        assert process.num_threads() <= 2

@@ -596,3 +596,14 @@ def test_checkpoints_around_the_loss_of_an_owner(tmp_path: Path) -> None:
     RunCheckpoints(tmp_path).add(dataclasses.replace(last, shards=last.shards[:2]))
     resume = find_resume(tmp_path, job, notes.append)
     assert resume is not None and resume.plan == again and [one.step for one in resume.manifests] == [14]
+
+
+def test_run_whose_shards_are_all_damaged_does_not_begin_anew(stopped: Path) -> None:
+    """Both checkpoints are named, and stay where they are."""
+    steps = RunCheckpoints(stopped).steps()
+    with (
+        FakeCluster("a", "b", agents={"a": {"damaged": steps}}) as cluster,
+        pytest.raises(IntegrityError, match="No other checkpoint is left"),
+    ):
+        run(cluster, stopped, resume=find_resume(stopped, JOB, print))
+    assert RunCheckpoints(stopped).steps() == steps

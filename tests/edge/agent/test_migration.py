@@ -20,6 +20,7 @@ from edge.agent.migration import AgentMigration, NextPlacement
 from edge.agent.servicer import AgentServicer
 from edge.checkpoint.snapshot_servicer import SnapshotFetcher, SnapshotServicer
 from edge.checkpoint.snapshots import MigratedState, SnapshotShelf, TurnSnapshots, block_digests, head_digest
+from edge.checkpoint.state_folder import StateFolder
 from edge.options import AgentOptions
 from edge.transport.access import RunAccess
 from edge.weights.weight_fetch import ModelFetcher
@@ -416,3 +417,28 @@ def test_coordinator_learns_of_which_node_a_copy_is_disputed(takes_holder: bool)
     driver = MigrationDriver(TWO_AGENTS_PLAN, job, unused, unused, calls, unused, unused, unused, unused)
     failed = MoveFailed("b", 3, "IntegrityError", "node b: no node has block 1", "a")
     assert list(driver._moved("b", 3, reply)) == [failed]
+
+
+def test_grants_of_another_placement_are_refused(ring: TwoAgents) -> None:
+    """A node that has moved knows only turns of its present placement."""
+    prepare(ring)
+    with pytest.raises(FrameError, match="node a has placement 0, not 1; prepare it first"):
+        ring.agents["a"].grant(TWO_AGENTS_RUN, 1, [turn(0)])
+    with pytest.raises(FrameError, match="node a has placement 0, not 1; prepare it first"):
+        ring.agents["a"].moves.rest(TWO_AGENTS_RUN, 1, timeout_s=WAIT_S)
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_node_that_left_a_run_marks_its_shards_when_the_run_is_finished(tmp_path: Path, is_finished: bool) -> None:
+    """Nobody goes on from them then, so that they may go like those of any finished run."""
+    ring = TwoAgents(state=tmp_path)
+    prepare(ring)
+    agent = ring.agents["b"]
+    with StateFolder(tmp_path, "a", timeout_s=WAIT_S) as folder:
+        folder.run(TWO_AGENTS_RUN).keep_rows("what the run left here")
+    agent.moves.rest(TWO_AGENTS_RUN, 0, timeout_s=WAIT_S)
+    agent.moves.move(to(moving(TWO_AGENTS_PLAN, (1, (("a", 0, 4),))).at(1)), timeout_s=WAIT_S)
+    agent.release(TWO_AGENTS_RUN, "over", is_finished=is_finished)
+    ring.close()
+    with StateFolder(tmp_path, "a", timeout_s=WAIT_S) as folder:
+        assert folder.run(TWO_AGENTS_RUN).is_finished() is is_finished

@@ -571,3 +571,13 @@ def test_link_in_the_place_of_a_runs_folder_is_not_followed(tmp_path: Path) -> N
         state.drop_old_runs("r20260101-000000-00000001", RetentionLimits(days=0.0))
         state.drop_moments()
     assert {path.name for path in elsewhere.iterdir()} == {"step-2.safetensors", "mine.tmp", "finished"}
+
+
+def test_full_disk_costs_the_last_turns_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said in the log; the run goes on from its newest checkpoint."""
+
+    def full(*_: object, **__: object) -> None:
+        raise StorageError("no room")
+
+    monkeypatch.setattr(RunShards, "write_part", full)
+    assert save_turns(tmp_path, "c", RUN_OF_PARTS, RUN_OF_PARTS, [SnapshotFile(8, file_of(0), is_head=False)]) == ()

@@ -44,7 +44,6 @@ from tests.support.slice_memory import is_mapped
 from tests.support.tiny_families import write_family
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "smollm3")
-PLAIN_TYPES = {"F32": np.float32, "F16": np.float16}
 GGUF = FrozenWeights(dtype="gguf")
 
 

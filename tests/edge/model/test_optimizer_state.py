@@ -271,3 +271,32 @@ def test_prefetcher_hints_the_whole_file_and_ends(tmp_path: Path, monkeypatch: p
     assert asked == [(start, 131_072, os.POSIX_FADV_WILLNEED) for start in (0, 131_072, 262_144)]
     prefetcher.ask(path)
     assert len(asked) == 3
+
+
+def test_state_takes_its_room_before_training(tmp_path: Path) -> None:
+    """What others write meanwhile takes nothing of it."""
+    units = make_units()
+    keeper = DiskStateStore(tmp_path / "moments", "adamw", OF)
+    keeper.reserve(units)
+    files = {path.name: path.stat() for path in (tmp_path / "moments").iterdir()}
+    wanted = {f"{unit}.safetensors": keeper.file_bytes(unit, values) for unit, values in units.items()}
+    assert {name: found.st_size for name, found in files.items()} == wanted
+    assert all(512 * found.st_blocks >= found.st_size for found in files.values())
+    keeper.close()
+
+
+def test_state_is_read_ahead_once_before_each_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are interleaved at a node, so that it is asked again and again for what comes next."""
+    asked: list[str] = []
+    monkeypatch.setattr(Prefetcher, "ask", lambda _, path: asked.append(path.stem))
+    units = make_units()
+    disk = on_disk(tmp_path / "moments", units)
+    for unit in (0, 3):
+        step(disk, units, unit)
+    for _ in range(4):
+        disk.prefetch([0, 3, -1])  # -1 has no state yet
+    assert asked == ["0", "3"]
+    step(disk, units, 0)
+    disk.prefetch([0, 3])
+    assert asked == ["0", "3", "0"]
+    disk.close()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from edge.model.optimizers import StateStore, UnitOptimizers
+from edge.model.optimizers import StateStore, UnitOptimizers, make_optimizer
 from ringtune.config.optimizers import OPTIMIZERS, STEP, state_shapes
 from ringtune.job.job import Train
 
@@ -146,3 +147,11 @@ def test_optimizer_gives_the_same_bits_with_any_number_of_threads(name: str) -> 
     finally:
         torch.set_num_threads(before)
     assert torch.equal(*found)
+
+
+def test_no_optimizer_asks_for_a_kernel_that_its_device_lacks() -> None:
+    """Adagrad has one kernel for all tensors on processors only; torch refuses it elsewhere, at the first update."""
+    for name, device in itertools.product(OPTIMIZERS, ("cpu", "meta")):
+        parameter = torch.nn.Parameter(torch.ones(3, device=device))
+        fused = make_optimizer(Train(optimizer=name), [parameter]).defaults.get("fused") is True
+        assert fused == (name != "adafactor" and (name != "adagrad" or device == "cpu")), (name, device)

@@ -12,7 +12,7 @@ from edge.model import unit_grads
 from edge.model.tensor_files import pieces_of
 from edge.model.unit_grads import add_up_rows, collect_sparse, complete, grad_blob, load_grads
 from ringtune.errors import DivergedError, IntegrityError
-from ringtune.storage.pieces import Pieces
+from ringtune.storage.pieces import PIECE_BYTES, Pieces
 from ringtune.storage.tensor_files import write_tensors
 
 ROWS, WIDTH = 9, 3
@@ -180,3 +180,19 @@ def test_gradient_that_does_not_fit_is_refused_and_changes_nothing() -> None:
         with pytest.raises(DivergedError, match="bias"):
             load_grads(of(grad__bias=torch.tensor([1.0, bad, 2.0])), unit, where="it")
         assert unit["bias"].grad is before
+
+
+def test_gradient_is_looked_at_a_piece_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch makes a copy of what it is asked about: of a whole table it would be a second one beside the gradient."""
+    values = 2 * PIECE_BYTES // 4
+    blob = Pieces.of(bytes(of(grad__table=torch.ones(values, 1))))
+    asked, is_finite = [], torch.isfinite
+
+    def watched(tensor: torch.Tensor) -> torch.Tensor:
+        asked.append(tensor.nbytes)
+        return is_finite(tensor)
+
+    monkeypatch.setattr(torch, "isfinite", watched)
+    load_grads(blob, {"table": nn.Parameter(torch.zeros(values, 1))}, where="it")
+    assert 0 < max(asked) <= PIECE_BYTES
+    assert sum(asked) == 4 * values

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from edge.model.result import load_saved, model_tensors
-from ringtune.errors import IntegrityError
+from edge.model.result import load_saved, model_tensors, result_files
+from ringtune.errors import DivergedError, IntegrityError
 from ringtune.models.architecture_heads import architecture_head
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import CAUSAL_LM
@@ -154,3 +154,13 @@ def test_whole_model_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:
     skeleton = whole.hosted(base, "sequence-classification", range(1, 3), is_owner=False)
     with pytest.raises(IntegrityError, match=r"model\.safetensors lacks bert\.encoder\.layer\.2"):
         load_saved(skeleton, "sequence-classification", tmp_path, with_head=False)
+
+
+def test_whole_model_that_diverged_is_not_saved(tmp_path: Path) -> None:
+    """A number that is not finite is named, and no file is made."""
+    base = write_base(tmp_path, "gpt2", CAUSAL_LM)
+    skeleton = whole.hosted(base, CAUSAL_LM, range(2), is_owner=False)
+    with torch.no_grad():
+        skeleton.blocks[1].get_parameter("ln_1.weight")[0] = torch.nan
+    with pytest.raises(DivergedError, match=r"transformer\.h\.1\.ln_1\.weight of the model is not finite"):
+        result_files(skeleton, CAUSAL_LM, base, without_blocks=(), with_head=False)

@@ -394,3 +394,15 @@ def test_copy_watch_takes_a_digest_for_each_unit_after_its_last_update() -> None
             CopyCompared(turn.index, unit, f"{unit} after item {seq}") for unit, seq in wanted.items()
         )
         assert list(watch.take(turn.index)) == []
+
+
+def test_run_drops_shards_when_it_is_told(savers: dict[str, Saver]) -> None:
+    """Not before: only the coordinator knows which checkpoints are complete."""
+    saver = savers["a"]
+    with ring_of(PLAN_OF_CHECKPOINTS, savers=savers) as ring:
+        ring.start()
+        assert ring.wait_done(len(ring.grant_all()))
+        assert saver.open().steps() == (2, 4, 6, 8)
+        ring.runs["a"].keep_shards_from(6)
+        ring.runs["a"].call(lambda: None, timeout_s=WAIT_S, what="the shards to be dropped")
+        assert saver.open().steps() == (6, 8)

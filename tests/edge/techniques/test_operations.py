@@ -513,3 +513,31 @@ def test_scores_hold_one_gradient_at_a_time(inputs: Any, monkeypatch: pytest.Mon
     turn = score_turn(hand.plan, "a")
     assert len(score(hand, turn)) * 10 == len(tensors)
     assert all(tensor.grad is None for tensor in tensors)
+
+
+def test_scores_are_read_once_for_each_backward(inputs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every number that is read from an accelerator waits for all its work: not one for each part of each weight."""
+    case = Case(folder=inputs("bert"), microbatches=2)
+    hand = make_ring(case, SPLITS["two"], choice_of(Score.TAYLOR, Score.FISHER, 4))
+    turn = score_turn(hand.plan, "a")
+    tolist = torch.Tensor.tolist
+    reads: dict[str, set[int]] = {"reduce": set(), "_reduce": set()}
+
+    def watch(of: Any, name: str) -> None:
+        work = getattr(of, name)
+
+        def watched(*arguments: Any) -> None:
+            lists: list[torch.Tensor] = []
+            with monkeypatch.context() as patch:
+                patch.setattr(torch.Tensor, "tolist", lambda tensor: lists.append(tensor) or tolist(tensor))
+                for single in ("__float__", "item"):
+                    patch.setattr(torch.Tensor, single, lambda tensor: pytest.fail("one number was read by itself"))
+                work(*arguments)
+            reads[name].add(len(lists))
+
+        monkeypatch.setattr(of, name, watched)
+
+    watch(operations.ScoreCollector, "reduce")
+    watch(operations, "_reduce")
+    assert score(hand, turn)
+    assert reads == {"reduce": {1}, "_reduce": {0}}

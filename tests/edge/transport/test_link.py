@@ -431,3 +431,15 @@ def _when_still(read: Callable[[], int]) -> int:
         pause.wait(0.02)
         still, value = (still + 1 if (now := read()) == value else 0), now
     return value
+
+
+def test_link_returns_credits_a_quarter_at_a_time() -> None:
+    """With 8 credits they travel in pairs, so that the sender never lacks more than one."""
+    of = plan(credits=8)
+    with receiver(expectation(of)) as node, sender(node.address, hello(of)) as out:
+        for micro in (0, 1):
+            out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, micro, 2), *hidden())
+            node.sink.next()
+            assert out.acks.empty()
+            node.servicer.ack("a", 2)
+        assert out.acks.get(timeout=WAIT_S) == ("b", frames.Ack(2, 2))

@@ -152,3 +152,11 @@ def test_weights_cache_is_used_by_one_process_at_a_time(tmp_path: Path) -> None:
     for _ in range(2):
         with cache.locked(deadline_s=0.0, stop=threading.Event()):
             pass
+
+
+def test_weights_cache_takes_no_path_from_a_name(tmp_path: Path) -> None:
+    """A model's name that is not harmless is replaced."""
+    for name in ("../../evil", "a/b", "", ".", "..", "x" * 200, "a\0b", "-rf"):
+        weights = ModelCache(tmp_path, MANIFEST, name).weights
+        assert weights == tmp_path / "models" / MANIFEST.digest / "weights" / "model", name
+    assert ModelCache(tmp_path, MANIFEST, "all-MiniLM-L6-v2").weights.name == "all-MiniLM-L6-v2"

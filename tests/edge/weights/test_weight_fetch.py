@@ -609,3 +609,9 @@ def test_initial_values_are_fetched_by_digest(tmp_path: Path) -> None:
             fetcher.with_initial(RUN, job, "0" * 64, timeout_s=TIMEOUT_S),
         ):
             pass
+
+
+def test_weights_folder_that_the_user_named_is_not_replaced(tmp_path: Path) -> None:
+    """A wrong ``--model`` is an error of its own, not a reason to fetch."""
+    node = Node(tmp_path / "cache", 9, model=tmp_path / "typo")
+    assert node.outline() == Path(JOB.model.path)
