@@ -436,7 +436,9 @@ class Joins:
         if num_joins <= MOST_JOINS:
             return ""
         if is_awaited:
-            return f"it has joined more than {MOST_JOINS} times without the end of a turn; resume the run when it stays up"
+            return (
+                f"it has joined more than {MOST_JOINS} times without the end of a turn; resume the run when it stays up"
+            )
         return f"it has joined more than {MOST_JOINS} times in {turns} turns; start it again later"
 
 

@@ -113,7 +113,7 @@ def in_time(
 def write_files(
     chunks: Iterable[control_pb2.FileChunk], folder: Path, *, names: Collection[str], max_bytes: int, source: str
 ) -> None:
-    """Write files of a user, exactly those with these names, and leave room on the disk; else as ``write_any_files``."""
+    """Write a user's files, exactly those with these names; leave room on the disk. Else as ``write_any_files``."""
 
     def with_room() -> Iterator[control_pb2.FileChunk]:
         for chunk in chunks:
