@@ -43,7 +43,7 @@ from ringtune.models.family import CAUSAL_LM, CHAT, IMAGE_CLASSIFICATION, QUESTI
 from ringtune.models.tokenizer import require_tokenizer
 from ringtune.schedule.batches import even_share, hold_out, pack_rows, split_rows
 from ringtune.storage.arrow_files import is_arrow
-from ringtune.storage.text_files import check_archive, read_text
+from ringtune.storage.text_files import NPZ_REMEDY, check_archive, read_text
 from ringtune.techniques.frozen_weights import first_choice
 
 if TYPE_CHECKING:
@@ -359,7 +359,7 @@ class Archive:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            check_archive(path)
+            check_archive(path, NPZ_REMEDY)
             self._zip = zipfile.ZipFile(path)
         except OSError as error:
             raise DataError(f"can't read {path}: {error.strerror}; set data.train and data.eval") from error

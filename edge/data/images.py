@@ -31,7 +31,7 @@ from ringtune.models.folder import read_config
 from ringtune.models.preprocessor import ImageSteps, read_image_steps
 from ringtune.storage.arrow_files import PICTURES, is_arrow
 from ringtune.storage.tables import row_place
-from ringtune.storage.text_files import check_archive
+from ringtune.storage.text_files import NPZ_REMEDY, check_archive
 
 _CHANNELS_LAST = 3
 
@@ -257,7 +257,7 @@ _UNREADABLE: Final = (
 def _arrays(path: Path, needed: Mapping[str, str]) -> dict[str, Array]:
     """Read arrays of an npz file by name; ``needed`` maps keys of the job to names of arrays."""
     try:
-        check_archive(path)
+        check_archive(path, NPZ_REMEDY)
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             for key, name in needed.items():
                 if name not in arrays:

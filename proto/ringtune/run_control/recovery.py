@@ -431,11 +431,15 @@ class Joins:
 
         Of a node that the run waits for, joins count until the next turn has ended.
         """
-        turns, when = (1, "without the end of a turn") if is_awaited else (OPENINGS_TURNS, f"in {OPENINGS_TURNS} turns")
+        turns = 1 if is_awaited else OPENINGS_TURNS
         num_joins = sum(self._num_turns - at < turns for at in self._at.get(node, ()))
         if num_joins <= MOST_JOINS:
             return ""
-        return f"it has joined more than {MOST_JOINS} times {when}; start it again later"
+        if is_awaited:
+            return (
+                f"it has joined more than {MOST_JOINS} times without the end of a turn; resume the run when it stays up"
+            )
+        return f"it has joined more than {MOST_JOINS} times in {turns} turns; start it again later"
 
 
 _OF_ROOM: Final = (CapacityError.__name__, StorageError.__name__)

@@ -113,8 +113,14 @@ def in_time(
 def write_files(
     chunks: Iterable[control_pb2.FileChunk], folder: Path, *, names: Collection[str], max_bytes: int, source: str
 ) -> None:
-    """Write files to an empty folder, exactly those with these names; arguments as ``write_any_files``."""
-    came = write_any_files(chunks, folder, names=names, max_bytes=max_bytes, source=source)
+    """Write a user's files, exactly those with these names; leave room on the disk. Else as ``write_any_files``."""
+
+    def with_room() -> Iterator[control_pb2.FileChunk]:
+        for chunk in chunks:
+            _require_room(folder)
+            yield chunk
+
+    came = write_any_files(with_room(), folder, names=names, max_bytes=max_bytes, source=source)
     missing = sorted(set(names) - came.keys())
     if missing:
         raise IntegrityError(f"{source} did not send {', '.join(missing)}; {_ONE_VERSION}")
@@ -134,7 +140,7 @@ def _require_room(folder: Path) -> None:
 def write_any_files(
     chunks: Iterable[control_pb2.FileChunk], folder: Path, *, names: Collection[str], max_bytes: int, source: str
 ) -> dict[str, Path]:
-    """Write files to an empty folder, and leave room on its disk; raises ``IntegrityError`` or ``StorageError``."""
+    """Write files to an empty folder; raises ``IntegrityError`` or ``StorageError``."""
     came: dict[str, Path] = {}
     pending, left_bytes = iter(chunks), max_bytes
     try:
@@ -151,7 +157,6 @@ def write_any_files(
                     if chunk.path != path:
                         began = f"{source} began {chunk.path!r} before {path!r} was complete"
                         raise IntegrityError(f"{began}; {_ONE_VERSION}")
-                    _require_room(folder)
                     left_bytes -= len(chunk.chunk)
                     if left_bytes < 0:
                         raise IntegrityError(f"{source} sent more than {max_bytes:,} bytes of files; {_ONE_VERSION}")

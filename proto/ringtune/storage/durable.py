@@ -105,7 +105,12 @@ def check_writable(path: Path) -> None:
 
 def itself(path: str, flags: int) -> int:
     """Open a file that is no link, as ``opener`` of ``open``: a link in a folder of others may lead anywhere."""
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            error.strerror = "it is a symbolic link, which is not followed; remove it"
+        raise
 
 
 def is_plain_file(path: Path) -> bool:

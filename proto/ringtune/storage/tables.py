@@ -531,7 +531,7 @@ def _read_xlsx(path: Path, columns: Mapping[str, str], account: RowAccount) -> I
     except ImportError as error:
         raise DataError(f"{path} needs the package 'openpyxl' (extra 'excel'); install it, or save as CSV") from error
     try:
-        check_archive(path, most_bytes=_MAX_SHEET_BYTES, factor=_MAX_SHEET_FACTOR)
+        check_archive(path, "save it as CSV", most_bytes=_MAX_SHEET_BYTES, factor=_MAX_SHEET_FACTOR)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of styles and validations, which are not read
             book = library.load_workbook(path, read_only=True, data_only=True)

@@ -29,6 +29,7 @@ MAX_ROW_BYTES: Final = 1 << 26
 """Most bytes of a row of JSON; a longer one comes from a missing line end, or does not fit into memory."""
 MAX_BYTES: Final = 1 << 30
 MAX_FACTOR: Final = 200
+NPZ_REMEDY: Final = "write it with numpy.savez, not savez_compressed"
 TOO_MUCH: Final = f"unpacks to more than {MAX_FACTOR} times its bytes; pack it anew if it is yours, with unlike rows"
 PYARROW_REMEDY: Final = "needs the package 'pyarrow' (extra 'rows'): pip install 'pyarrow>=26,<27'"
 PACKED: Final = (".gz", ".zst")
@@ -125,7 +126,7 @@ def read_text(path: Path, encoding: str = AUTO) -> tuple[str, str]:
         return file.read().replace("\r\n", "\n").replace("\r", "\n"), form.note
 
 
-def check_archive(path: Path, *, most_bytes: int = MAX_BYTES, factor: int = MAX_FACTOR) -> None:
+def check_archive(path: Path, remedy: str, *, most_bytes: int = MAX_BYTES, factor: int = MAX_FACTOR) -> None:
     """Refuse a zip archive that unpacks to more than both limits: bytes, and times the bytes of the file.
 
     Raises:
@@ -135,10 +136,7 @@ def check_archive(path: Path, *, most_bytes: int = MAX_BYTES, factor: int = MAX_
     with zipfile.ZipFile(path) as archive:
         unpacked = sum(entry.file_size for entry in archive.infolist())
     if unpacked > max(most_bytes, factor * path.stat().st_size):
-        raise DataError(
-            f"{path} unpacks to {unpacked:,} bytes, more than {factor} times its own; pack it anew if it is yours, "
-            "with unlike rows"
-        )
+        raise DataError(f"{path} unpacks to {unpacked:,} bytes, more than {factor} times its own; {remedy}")
 
 
 def is_encoding(name: str) -> bool:

@@ -68,6 +68,7 @@ def test_rounds_count_the_joins_of_a_node_until_turns_have_ended() -> None:
     for refused in [False] * 5 + [True]:
         rounds.joins.note("c")
         assert [bool(rounds.joins.refusal_reason("c", is_awaited=one)) for one in (True, False)] == [refused] * 2
+    assert rounds.joins.refusal_reason("c", is_awaited=True).endswith("; resume the run when it stays up")
     for seq in range(turn.first_seq, turn.end_seq):
         values = (("count", 4.0), ("loss_sum", 2.0))
         rounds.handle(rd.StepReported(turn.owner, seq, turn.first_step, turn.kind.value, values), 1.0)

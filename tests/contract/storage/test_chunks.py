@@ -86,7 +86,10 @@ def test_file_chunks_refuses_more_than_the_limit(tmp_path: Path) -> None:
 
 
 def test_file_chunks_leave_room_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user's upload would fill the disk on which runs of others are stored; a small disk has a smaller rest."""
+    """A user's upload would fill the disk on which runs of others are stored; a small disk has a smaller rest.
+
+    What nodes send as the result of a run, of planned size, is written as long as there is any room.
+    """
     for total, free, is_taken in ((1 << 40, 1 << 28, True), (1 << 40, (1 << 28) - 1, False), (1 << 20, 1 << 16, True)):
         disk = SimpleNamespace(total=total, free=free)
         monkeypatch.setattr(shutil, "disk_usage", lambda _, disk=disk: disk)
@@ -95,6 +98,8 @@ def test_file_chunks_leave_room_on_the_disk(tmp_path: Path, monkeypatch: pytest.
             nullcontext() if is_taken else pytest.raises(StorageError, match="MiB left, which are for runs; make room")
         ):
             write(chunks(), folder)
+        (folder := tmp_path / f"{free} of a run").mkdir()
+        assert write_any_files(chunks(), folder, names=NAMES, max_bytes=LIMIT, source="node x").keys() == {*NAMES}
 
 
 def test_file_cutter_gives_the_same_pieces_however_the_content_comes() -> None:

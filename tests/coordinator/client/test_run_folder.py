@@ -138,9 +138,9 @@ def test_folder_writes_through_no_link(tmp_path: Path) -> None:
         folder.add_chunk(chunk("trace.json", b"{}", sha256=digest(b"{}")))
         with pytest.raises(IntegrityError, match="not allowed"):
             folder.add_metrics("{}")
-        with pytest.raises(UsageError, match="symbolic link"):
+        with pytest.raises(UsageError, match="symbolic link, which is not followed; remove it"):
             start_in_background(tmp_path / "run", ["--version"])
-        with pytest.raises(StorageError, match="symbolic link"):
+        with pytest.raises(StorageError, match="symbolic link, which is not followed; remove it"):
             AgentTemplate(tmp_path / "run/run.log", {}).__enter__()
     assert victim.read_text() == "mine" and (tmp_path / "run/trace.json").read_text() == "{}"
 

@@ -367,7 +367,7 @@ def test_images_refuse_damaged_files(vit: Path, tmp_path: Path, monkeypatch: pyt
     np.savez_compressed(tmp_path / "bomb.npz", **_arrays(more=np.zeros(1 << 22, np.uint8)))
     monkeypatch.setattr("ringtune.storage.text_files.check_archive.__kwdefaults__", {"most_bytes": 1, "factor": 200})
     for name, message in (
-        ("bomb.npz", r"unpacks to 4,[0-9,]+ bytes, more than 200 times its own"),
+        ("bomb.npz", r"unpacks to 4,[0-9,]+ bytes, more than 200 times its own; write it with numpy\.savez, not"),
         ("no.npz", "is not there"),
         ("cut.npz", "is no readable npz file"),
         ("empty", "has no images; put them into a folder for each class"),
