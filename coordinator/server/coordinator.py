@@ -41,6 +41,7 @@ from ringtune.models.folder import name_of_folder
 from ringtune.models.weights_by_digest import ModelManifest, Offers
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.storage.pieces import Pieces, StoredPieces
+from ringtune.texts import printable
 from ringtune.transport.endpoints import require_compatible, require_private
 from ringtune.transport.open_calls import TokenBucket
 from ringtune.v1 import control_pb2
@@ -97,7 +98,8 @@ class RunLogger:
                 self._say(f"{self._name} done: {self._so_far()}")
             case "failure":
                 stopped = event.failure.error == InterruptedRunError.__name__
-                self._say(f"{self._name} {'' if stopped else 'failed: '}{event.failure.message}; {self._so_far()}")
+                reason = printable(" ".join(event.failure.message.split()))
+                self._say(f"{self._name} {'' if stopped else 'failed: '}{reason}; {self._so_far()}")
 
     def _so_far(self) -> str:
         steps = f"{self._steps} steps, whole run " if self._what == "run" else ""

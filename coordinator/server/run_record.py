@@ -122,7 +122,7 @@ class RunRecord:
                 return replace(
                     self,
                     state="stopped" if stopped else "failed",
-                    message=printable(event.failure.message, most=_MAX_MESSAGE),
+                    message=printable(" ".join(event.failure.message.split()), most=_MAX_MESSAGE),
                     ended_unix_s=now_unix_s,
                 )
             case "done":

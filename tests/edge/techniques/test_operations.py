@@ -528,8 +528,13 @@ def test_scores_are_read_once_for_each_backward(inputs: Any, monkeypatch: pytest
 
         def watched(*arguments: Any) -> None:
             lists: list[torch.Tensor] = []
+
+            def listed(tensor: torch.Tensor) -> Any:
+                lists.append(tensor)
+                return tolist(tensor)
+
             with monkeypatch.context() as patch:
-                patch.setattr(torch.Tensor, "tolist", lambda tensor: (lists.append(tensor), tolist(tensor))[1])
+                patch.setattr(torch.Tensor, "tolist", listed)
                 for single in ("__float__", "item"):
                     patch.setattr(torch.Tensor, single, lambda tensor: pytest.fail("one number was read by itself"))
                 work(*arguments)
