@@ -656,16 +656,6 @@ def test_stop_while_a_run_goes_back_waits_for_the_run_that_begins(monkeypatch: p
             followed.result(CALL_S)
 
 
-@pytest.mark.parametrize(("node", "accused"), [("d", ""), ("d", "c"), ("a", "d")])
-def test_owner_that_is_taken_back_is_the_lost_one_at_either_end_of_a_link(node: str, accused: str) -> None:
-    """While it prepares: the run goes on without it again, in place of the host that its own error names."""
-    driver: Any = object.__new__(RunDriver)
-    driver._rounds = SimpleNamespace(phase="preparing", handle=lambda event, now_s: [])
-    driver._checkpoints, driver._lost, driver._now_s = SimpleNamespace(taken_back=("d",)), "", lambda: 0.0
-    driver._feed(rd.NodeFailed(node, "FrameError", "a link is not taken", accused))
-    assert driver._lost == "d"
-
-
 def test_run_is_refused_on_nodes_of_a_build_that_would_pass_over_a_part_of_it() -> None:
     """It has the same version, so that joining said nothing."""
     cluster = FakeCluster("a", "b", "c")

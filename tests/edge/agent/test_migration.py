@@ -419,15 +419,6 @@ def test_coordinator_learns_of_which_node_a_copy_is_disputed(takes_holder: bool)
     assert list(driver._moved("b", 3, reply)) == [failed]
 
 
-def test_grants_of_another_placement_are_refused(ring: TwoAgents) -> None:
-    """A node that has moved knows only turns of its present placement."""
-    prepare(ring)
-    with pytest.raises(FrameError, match="node a has placement 0, not 1; prepare it first"):
-        ring.agents["a"].grant(TWO_AGENTS_RUN, 1, [turn(0)])
-    with pytest.raises(FrameError, match="node a has placement 0, not 1; prepare it first"):
-        ring.agents["a"].moves.rest(TWO_AGENTS_RUN, 1, timeout_s=WAIT_S)
-
-
 @pytest.mark.parametrize("is_finished", [True, False])
 def test_node_that_left_a_run_marks_its_shards_when_the_run_is_finished(tmp_path: Path, is_finished: bool) -> None:
     """Nobody goes on from them then, so that they may go like those of any finished run."""
