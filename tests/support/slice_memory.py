@@ -33,10 +33,15 @@ PLAIN: Final = "plain"
 """Frozen weights as they are in the job's ``model.dtype``."""
 
 
-def resident() -> dict[str, int]:
-    """Resident bytes of this process now, all (``rss``) and those without a file (``anonymous``)."""
+def resident(model: Path) -> dict[str, int]:
+    """Resident bytes of this process now: without a file (``anonymous``), and with those of a model's files (``own``).
+
+    How many pages of a library's file a fault maps depends on what the page cache has of it, and all processes share
+    them: after an installation there may be 80 MB more.
+    """
     found = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return {name: int(found[key].split()[0]) << 10 for name, key in (("rss", "VmRSS"), ("anonymous", "RssAnon"))}
+    anonymous = int(found["RssAnon"].split()[0]) << 10
+    return {"anonymous": anonymous, "own": anonymous + mapped_bytes(model, "Rss") - mapped_bytes(model, "Anonymous")}
 
 
 def mapped_bytes(folder: Path, key: str = "Rss") -> int:
@@ -71,7 +76,7 @@ def main() -> None:
     limit_libraries(1)
     keep_freed_memory()
     load_libraries()
-    loaded = resident()
+    loaded = resident(options.model)
     torch_backend.preload()
 
     import torch
@@ -105,27 +110,26 @@ def measured(options: argparse.Namespace, frozen: str, loaded: dict[str, int]) -
     if frozen != PLAIN:
         plan = changed(plan, frozen=FrozenWeights(dtype=frozen))
     job = Job(model=Model(path=str(options.model)))
-    before = resident()
+    before = resident(options.model)
 
     hosted = host(plan, "here", job, options.model, None, device=torch.device("cpu"))
-    built = resident()
+    built = resident(options.model)
     hidden = torch.randn(options.rows, options.tokens, width)
     mask = torch.ones(options.rows, options.tokens, dtype=torch.int64)
     with torch.no_grad():
         context = hosted.blocks.context(hidden, mask)
         output = hosted.blocks.run(hidden, mask, context, first, stop)
-    after = resident()
+    after = resident(options.model)
     facts = model_facts(options.model, job)
     sizes = Sizes(plan.course, facts, optimizer="adamw", dtype="float32", activation_token_bytes=0)
     weights = (stop - first) * (sizes.block_bytes + sizes.adapter_bytes) + sizes.widened_bytes(is_owner=False)
     return {
         "planned_bytes": weights,
-        "idle_bytes": before["rss"],
         "idle_anonymous_bytes": before["anonymous"],
-        "kernels_bytes": before["rss"] - loaded["rss"],
-        "built_bytes": built["rss"] - before["rss"],
-        "added_bytes": after["rss"] - before["rss"],
-        "added_with_kernels_bytes": after["rss"] - loaded["rss"],
+        "kernels_bytes": before["own"] - loaded["own"],
+        "built_bytes": built["own"] - before["own"],
+        "added_bytes": after["own"] - before["own"],
+        "added_with_kernels_bytes": after["own"] - loaded["own"],
         "added_anonymous_bytes": after["anonymous"] - before["anonymous"],
         "mapped_bytes": mapped_bytes(options.model, "Rss") - mapped_bytes(options.model, "Anonymous"),
         "hosted_bytes": hosted.hosted_bytes,

@@ -633,6 +633,19 @@ def test_books_leave_out_what_is_no_action(caplog: pytest.LogCaptureFixture) -> 
     assert books.ledger.nodes["b"].busy_s == 1.0
 
 
+def test_recording_is_whole_from_its_header_on_and_bounded() -> None:
+    """A node writes the header while it is prepared; 64 MB of one granted step is more than it has done."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"])
+    sent: list[control_pb2.RunEvent] = []
+    books = RunRecorder(plan, job(runtime__record=True), profile_of(plan), sent.append)
+    books.add_report(control_pb2.ReportRequest(node="b", number=1, recording="header\n"))
+    books.granted([turn(0)])
+    for text in ("first\n", "x" * (64 << 20), "later\n"):
+        books.add_report(control_pb2.ReportRequest(node="b", number=1, recording=text))
+    books.close()
+    assert b"".join(event.file.chunk for event in sent if event.WhichOneof("event") == "file") == b"header\nfirst\n"
+
+
 def turn(index: int, *, steps: int = 2, kind: StepKind = StepKind.TRAIN) -> Turn:
     """A turn of some steps, behind others of as many."""
     first = index * steps
