@@ -17,6 +17,7 @@ from ringtune.errors import IntegrityError, PeerLostError
 from ringtune.ids import naming_node
 from ringtune.quantities import format_seconds
 from ringtune.run_control import events as rd
+from ringtune.schedule.course import Course
 from ringtune.schedule.operation_tables import BlockScores
 from ringtune.schedule.plan import Plan
 from ringtune.techniques.replicas import CopyDigest
@@ -87,10 +88,9 @@ def with_role(message: str, node: str, plan: Plan) -> str:
     )
 
 
-_MAX_SCORES: Final = 1 << 22
-"""Limit of kept score entries of open turns: those of a million batches of four micro-batches."""
 _MAX_COPIES: Final = 2
-_MAX_TURNS: Final = 1 << 16
+_MAX_TURNS: Final = 1 << 10
+"""Most turns of which a node has reported digests and not the end: those that are open, and come again."""
 
 
 class Reports:
@@ -127,7 +127,7 @@ class Reports:
             values = numbers_from_proto(step.values)
             yield rd.StepReported(request.node, step.seq, step.step, step.kind, values)
         self._checkpoints.note_saved(request.node, request.saved)
-        self._note_scores(request)
+        self._note_scores(request, recorder.plan.course)
         _note_digests(request.node, request.copies, self._copies, _MAX_COPIES)
         _note_digests(request.node, request.kept, self._kept, recorder.plan.course.num_blocks + 1)
         if request.cache_problem:
@@ -151,13 +151,24 @@ class Reports:
         """Whether the node has not sent this report before."""
         return request.number > self._num_reports.get(request.node, 0)
 
-    def _note_scores(self, request: control_pb2.ReportRequest) -> None:
-        """Keep scores, within ``_MAX_SCORES``, until the end of their turn is reported; they are checked only then."""
+    def _note_scores(self, request: control_pb2.ReportRequest, course: Course) -> None:
+        """Keep scores until the end of their turn is reported; they are checked only then.
+
+        No more than those of all batches that are scored, twice, each of the size that the run has.
+        """
+        choice = course.choice
+        shape = (len(choice.scores), choice.subnets) if choice is not None else (0, 0)
         for message in request.scores:
+            if (message.scores, message.subnets) != shape:
+                raise IntegrityError(
+                    f"node {request.node} reports {message.scores} scores of {message.subnets} subnets, the run has "
+                    f"{shape[0]} of {shape[1]}; use one version on all machines"
+                )
             self._scores.setdefault((request.node, message.turn), []).extend(scores_from_proto(message))
         own = (entries for (node, _), entries in self._scores.items() if node == request.node)
         held = sum(map(len, own)) if request.scores else 0
-        if held > _MAX_SCORES:
+        scored = sum(map(course.num_scored, course.all_owners)) if held else 0
+        if held > 2 * scored * course.microbatches * course.num_blocks:
             raise IntegrityError(
                 f"node {request.node} reports too many scores: {held} of turns that have not ended; use "
                 "one version on all machines"
@@ -169,9 +180,9 @@ class Reports:
             of_node.pop(node, None)
 
     def forgive(self) -> None:
-        """Drop all complaints, and scores of turns that are repeated: the run continues without the lost nodes."""
+        """Drop all complaints, and what is kept of turns that are repeated: the run goes on without the lost nodes."""
         self.suspicions.forgive()
-        self._scores = {}
+        self._scores, self._copies, self._kept = {}, {}, {}
 
 
 def _note_digests(

@@ -22,7 +22,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -83,6 +83,9 @@ T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 # Without a timer the loop still wakes now and then: every wait has a deadline.
 _LONGEST_WAIT_S = 60.0
+# Where the run can go back: most turns that some node has not done when others are granted, the last one of a run that
+# the user stops among them.
+_OPEN_TURNS = 2
 # A head is handed over to a turn that was granted at most so many turns ago.
 _TURNS_KEPT = 1024
 
@@ -151,10 +154,23 @@ class AgentRun:
 
     # ---- from other threads -----------------------------------------------------------------------
 
-    def grant(self, turns: Iterable[Turn]) -> None:
-        """Queue granted turns; the engine ignores a turn that it has already."""
+    def grant(self, turns: Sequence[Turn]) -> None:
+        """Queue turns that are granted at once; the engine ignores a turn that it has already."""
+        if turns and self._plan.goes_back:
+            self._check_read(turns[0].index - _OPEN_TURNS)
         for turn in turns:
             self._queue.put(ev.TurnGranted(turn))
+
+    def _check_read(self, first: int) -> None:
+        """Lose a node that has said that it has done turns before ``first``, and has not read a message of them.
+
+        Messages without credits would wait here without end for a node that reads none.
+        """
+        first_seq = self._first_seqs.get(first, 0)
+        for target, link in self._links.items():
+            waits = link.waiting
+            if waits is not None and (waits.start < first if waits.payload == Payload.HEAD else waits.seq < first_seq):
+                self.on_peer_lost(target, f"it has not read what was sent to it before turn {first}")
 
     def keep_shards_from(self, step: int) -> None:
         """Queue the deletion of shards of steps before ``step``."""

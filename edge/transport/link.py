@@ -1,7 +1,8 @@
 """The sending end of a link: one long-lived stream to one node, with its own threads.
 
 ``send_tensor``, ``send_parcel`` and ``send_head`` only queue; a sender thread encodes and writes, so that sending
-overlaps compute. The engine's credits bound the queue. A second thread reads the acknowledgements::
+overlaps compute. The engine's credits bound the queue; gradients and heads have none, so the loop asks what is
+``waiting``. A second thread reads the acknowledgements::
 
     compute thread --queue--> sender (encode, chunk) ==stream==> peer
     on_ack <------------------ reader <==============stream===== peer
@@ -49,6 +50,7 @@ from ringtune.errors import (
 from ringtune.quantities import format_seconds
 from ringtune.schedule import actions
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
+from ringtune.schedule.lowering import PARCELS
 from ringtune.storage.pieces import Pieces
 from ringtune.transport.channels import open_channel
 from ringtune.transport.endpoints import WINDOW_BYTES, split_address
@@ -209,6 +211,13 @@ class OutLink:
         action = actions.message(Op.SEND, key, self.target)
         self._put(_Entry(action, lambda: frames.messages(frames.parcel_header(self._hello, key, data), data)))
         return data.size_bytes
+
+    @property
+    def waiting(self) -> Action | None:
+        """The oldest message of which nothing is sent yet; parcels, whose number credits limit, are left out."""
+        with self._changed:
+            actions_ = (entry.action for entry in self._queue)
+            return next((action for action in actions_ if action.payload not in PARCELS), None)
 
     def close(self) -> None:
         """Drop the queue, end the stream and all threads of the link; may be called twice.

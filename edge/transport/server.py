@@ -192,11 +192,12 @@ class InLink:
                 fed = source.assembler.feed(message)
                 if fed.error is not None:
                     self._refuse(source, fed.error)
+                is_useless = fed.error is not None or fed.is_dropped
                 if fed.received is not None:
-                    self._deliver(source, fed.received)
+                    is_useless |= not self._deliver(source, fed.received)
                 if fed.is_goodbye:
                     return
-                if (fed.error is not None or fed.is_dropped) and source.has_sent_enough():
+                if is_useless and source.has_sent_enough():
                     return
                 source.count(len(message))
         except grpc.RpcError:
@@ -209,7 +210,8 @@ class InLink:
         if not self._is_forgotten:
             source.broke()
 
-    def _deliver(self, source: _Source, received: Received) -> None:
+    def _deliver(self, source: _Source, received: Received) -> bool:
+        """Pass a payload to the sink; return whether it was taken, and not refused for its values."""
         header, payload, blob = received
         kind, sink = NAMES[header.kind], source.run.sink
         if header.sent_unix_s:
@@ -217,10 +219,10 @@ class InLink:
         try:
             if kind in PARCELS:
                 sink.on_arrival(ParcelArrived(key_of(header), source.name), blob)
-                return
+                return True
             if kind == Payload.HEAD:
                 sink.on_arrival(HeadArrived(header.seq, source.name), blob)
-                return
+                return True
             tensor, mask = tensors.decode(
                 payload,
                 tuple(header.shape),
@@ -234,6 +236,8 @@ class InLink:
         except (FrameError, DivergedError) as error:
             source.check.revoke(header)
             self._refuse(source, source.check.explained(header, error))
+            return False
+        return True
 
     def _refuse(self, source: _Source, error: RingTuneError) -> None:
         _log.debug("node %s: %s", source.name, error)  # the sink logs it, once for many

@@ -165,6 +165,26 @@ def test_each_turn_has_a_second_try_of_its_own() -> None:
     assert story(result) == story(wanted)
 
 
+@pytest.mark.parametrize(("node", "repeated"), [("c", 5), ("a", 6)])
+def test_host_with_ever_more_bad_steps_is_left_out(node: str, repeated: int) -> None:
+    """One that reports them whenever that is no repetition would double the time; an owner's rows are needed."""
+    plan = make_plan([("a", 0, 1), ("c", 1, 2)], ["a"], num_blocks=2, num_steps=18, local_iterations=1, eval_rows=0)
+    wanted, ring, seen = ring_of(plan, random.Random(7)).run(), ring_of(plan, random.Random(7)), set[int]()
+
+    def is_bad(name: str, action: Action) -> bool:
+        turn = next(turn for turn in ring._turns.values() if turn.first_seq <= action.seq < turn.end_seq)
+        is_due = name == node and turn.first_step % 3 == 2 and turn.first_step not in seen
+        seen.update([turn.first_step] if is_due else [])
+        return is_due
+
+    ring.is_bad = is_bad
+    result = ring.run()
+    assert result.finish == rd.Finish("", "")
+    assert sum(bool(one.bad_step) for one in recoveries(result)) == repeated
+    assert [one.node for one in own_errors(result)] == ["c"] * (node == "c")
+    assert story(result) == story(wanted)
+
+
 def test_resumed_run_ends_at_a_bad_step_before_a_turn_was_committed() -> None:
     """What it began with is on disks, and nowhere in memory."""
     ring = ring_of(small_plan(), random.Random(9), recovery=RecoveryPolicy(begins_anew=False))

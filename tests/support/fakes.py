@@ -135,6 +135,8 @@ class KeptReports:
 class DirectLink:
     """A link that hands over at once, on the caller's thread."""
 
+    waiting: Action | None = None
+
     def __init__(self, source: str, find: Callable[[], AgentRun]) -> None:
         self._source = source
         self._find = find

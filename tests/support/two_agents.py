@@ -63,6 +63,8 @@ class FakeServicer:
 class FakeLink:
     """Delivers to the servicer of its target."""
 
+    waiting = None
+
     def __init__(self, source: ActiveRun, target: FakeServicer) -> None:
         self._source = source
         self._target = target

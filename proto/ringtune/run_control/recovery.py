@@ -250,12 +250,30 @@ def is_bad_step(event: NodeFailed) -> bool:
     return event.error == DivergedError.__name__ and not event.lost
 
 
+MOST_BAD: Final = 5
+"""Bad steps of a node without rows within ``OPENINGS_TURNS`` train turns before the run does without the node."""
+
+
 class BadSteps:
-    """The limit of one repetition for turns with a bad step."""
+    """The limit of one repetition for turns with a bad step, and of ``MOST_BAD`` for bad steps of one node.
+
+    Else a host that reports one in each turn, and none in its repetition, would make the run repeat every turn.
+    """
 
     def __init__(self) -> None:
         self._is_going_back = False
         self._committed = self._last_again = -1
+        self._num_turns, self._at = 0, dict[str, list[int]]()
+
+    def end_turn(self) -> None:
+        """Note that a train turn is committed."""
+        self._num_turns += 1
+
+    def are_too_many(self, node: str) -> bool:
+        """Note a bad step at a node; whether there were ``MOST_BAD`` before within ``OPENINGS_TURNS`` turns."""
+        before = [at for at in self._at.get(node, ()) if self._num_turns - at < OPENINGS_TURNS]
+        self._at[node] = [*before, self._num_turns]
+        return len(before) >= MOST_BAD
 
     def commit(self, index: int) -> None:
         """Note that all turns up to ``index`` are committed."""

@@ -46,6 +46,7 @@ from ringtune.errors import (
 from ringtune.run_control import events as rd
 from ringtune.run_control.migration import Migration
 from ringtune.run_control.recovery import (
+    MOST_BAD,
     MOST_OPENINGS,
     NOTHING_KEPT,
     OPENINGS_TURNS,
@@ -550,6 +551,8 @@ class RunStateMachine:
         """Repeat the uncommitted turns; return why that makes no sense as they are a repetition themselves."""
         missing = end_reason("", self._course, self._kept, self._policy) if self._goes_back else NOTHING_KEPT
         again = self._bad.end_reason(self._kept.step)
+        if not again and self._course.owner(event.node) is None and self._bad.are_too_many(event.node):
+            again = f"it is one of more than {MOST_BAD} at node {event.node} within {OPENINGS_TURNS} turns"
         if again or missing:
             self._log.forget_held()  # what came since the committed turn may be of the bad step
         if missing:
@@ -648,6 +651,7 @@ class RunStateMachine:
         self._bad.commit(turn.index)
         if turn.kind is StepKind.TRAIN:
             self._openings.commit()
+            self._bad.end_turn()
             self._own.commit(turn.end_step)
             self._kept.commit(self._required_migration.plan.course, self._required_migration.part.placement, turn)
 
@@ -837,9 +841,10 @@ class RunStateMachine:
     def _on_turn_done(self, event: rd.TurnReported) -> None:
         grants = self._grants
         turn = grants.open.get(event.turn) if grants else None
-        if grants is None or turn is None:
+        if grants is None or turn is None or not grants.open.waits_for(event.node, turn):
             return
         try:
+            grants.copies.check(event.node, turn, event.copies)
             grants.tables.note(event.node, turn, event.scores)
         except IntegrityError as error:
             self._go_on_without(rd.NodeFailed(event.node, type(error).__name__, str(error)))

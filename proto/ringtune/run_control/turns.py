@@ -26,6 +26,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ringtune.errors import IntegrityError
+from ringtune.run_control.evaluation import is_entity_count, pair_of
 from ringtune.run_control.events import (
     ChooseOperations,
     Command,
@@ -94,11 +95,12 @@ class EvaluationSums:
 
 
 class OpenTurn(NamedTuple):
-    """An open turn, the nodes that have not done it, and the ``seq`` of its reported items."""
+    """An open turn, nodes that have not done it, and the ``seq`` of its reported items, and of those with counts."""
 
     turn: Turn
     waits_for: set[str]
     reported: set[int]
+    counted: set[int]
 
 
 class OpenTurns:
@@ -130,7 +132,7 @@ class OpenTurns:
 
     def add(self, turn: Turn, nodes: Collection[str]) -> None:
         """Open a turn that was granted to these nodes."""
-        self._open[turn.index] = OpenTurn(turn, set(nodes), set())
+        self._open[turn.index] = OpenTurn(turn, set(nodes), set(), set())
 
     def get(self, index: int) -> Turn | None:
         """Find an open turn by its index."""
@@ -148,10 +150,21 @@ class OpenTurns:
                 f"node {told.node} reports item {told.seq} of step {told.step}; it is of node {turn.owner} and of a "
                 f"turn that begins at step {turn.first_step}; use one version on all machines"
             )
-        known = self._open[turn.index].reported
+        known, counted = self._open[turn.index].reported, self._open[turn.index].counted
         is_new = told.seq not in known
         known.add(told.seq)
+        if is_new and any(pair_of(name) or is_entity_count(name) for name, _ in told.values):
+            counted.add(told.seq)
+        if len(counted) > 1:
+            raise IntegrityError(
+                f"node {told.node} reports counts of classes for {len(counted)} items of one turn; use one version on "
+                "all machines"
+            )
         return is_new
+
+    def waits_for(self, node: str, turn: Turn) -> bool:
+        """Whether a node has not done an open turn: a second report of it is no progress, and changes nothing."""
+        return node in self._open[turn.index].waits_for
 
     def node_done(self, node: str, turn: Turn) -> None:
         """Note that a node has done an open turn."""

@@ -86,6 +86,11 @@ class CopyComparison:
         self._plan = plan
         self._found: dict[int, dict[str, tuple[CopyDigest, ...]]] = {}
 
+    def check(self, node: str, turn: Turn, digests: Sequence[CopyDigest]) -> None:
+        """Refuse digests of other units than those of which a node has copies; raises ``IntegrityError``."""
+        if digests:
+            _check(node, turn, sorted(digests), owed=tuple(sorted(compared_at(self._plan, turn, node))))
+
     def note(self, node: str, turn: Turn, digests: Sequence[CopyDigest]) -> None:
         """Take a node's report at the end of a turn; compare the digests once all nodes with copies have reported.
 
@@ -93,7 +98,6 @@ class CopyComparison:
         """
         owed = {name: expected for name in self._plan.nodes if (expected := compared_at(self._plan, turn, name))}
         if node not in owed:
-            _check(node, turn, digests, owed=())
             return
         came = self._found.setdefault(turn.index, {})
         came[node] = tuple(sorted(digests))

@@ -36,7 +36,7 @@ from ringtune.schedule.operation_tables import BlockScores, Operations
 from ringtune.schedule.placement import Passage
 from ringtune.schedule.turns import StepKind, Turn
 from ringtune.storage.strict import describe_value, parse_json
-from ringtune.texts import shown
+from ringtune.texts import MAX_NAME, shown
 from ringtune.transport.parties import party_of
 from ringtune.transport.speaker import Removal, Removals
 from ringtune.v1 import control_pb2
@@ -280,6 +280,7 @@ _MAX_COUNTS: Final = MAX_CLASSES**2 + MAX_CLASSES * len(KINDS)
 _KINDS: Final = frozenset(StepKind)
 _FINITE: Final = (StepKind.TRAIN, StepKind.EVALUATE)
 _SHA256: Final = re.compile("[0-9a-f]{64}")
+_DIGITS: Final = 64
 _SUMS: Final = frozenset({"loss_sum", "absolute_sum", *SIGNED})
 """Figures that are sums of real numbers, not counts."""
 
@@ -323,6 +324,9 @@ def _problems(request: control_pb2.ReportRequest, last: int, nodes: Collection[s
     for saved in request.saved:
         if not _SHA256.fullmatch(saved.sha256) or saved.bytes > MAX_BYTES or saved.step < 0:
             yield f"a shard of step {saved.step} with {saved.bytes} bytes and digest {shown(saved.sha256)}"
+    for digest in (*request.copies, *request.kept):
+        if len(digest.sha256) > _DIGITS:
+            yield f"a digest of {len(digest.sha256):,} characters for unit {digest.unit}"
     if request.lost_peer and request.lost_peer not in nodes:
         yield f"that it lost {shown(request.lost_peer)}, which is none of the plan"
 
@@ -336,6 +340,8 @@ def _of_step(step: control_pb2.StepReport, end_seq: int) -> Iterator[str]:
     names = len(step.values) - counts
     if counts and (step.kind != StepKind.EVALUATE or counts > _MAX_COUNTS):
         yield f"{counts} counts of classes for item {step.seq} of kind {shown(step.kind)}"
+    if any(len(number.name) > MAX_NAME for number in step.values):
+        yield f"a figure of item {step.seq} with a name of more than {MAX_NAME} characters"
     if names > _MAX_NAMES or not _is_time(step.at_unix_s):
         yield f"{len(step.values)} figures of item {step.seq} at {step.at_unix_s}"
     for number in step.values:

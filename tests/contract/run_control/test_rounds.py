@@ -113,6 +113,16 @@ def test_rounds_deadline_names_who_is_awaited(phase: str) -> None:
 
 
 @pytest.mark.promise("6 every wait ends")
+def test_rounds_deadline_is_not_moved_by_a_node_that_repeats_the_end_of_a_later_turn() -> None:
+    """A host that never ends the oldest turn, and reports the next one over and over, would keep the run for ever."""
+    rounds = trained_rounds(wait_s=5.0)
+    first = rounds.handle(rd.TurnReported("b", 1), 1.0)
+    assert first == [SetTimer("phase", 8.5)]
+    assert [rounds.handle(rd.TurnReported("b", 1), now_s) for now_s in (2.0, 3.0)] == [[], []]
+    assert rounds.handle(rd.TurnReported("stranger", 1), 4.0) == []
+
+
+@pytest.mark.promise("6 every wait ends")
 def test_rounds_every_phase_sets_its_deadline() -> None:
     """Each phase begins with a timer, training with half as much again."""
     rounds = RunStateMachine(lambda facts: PLAN, wait_s=10.0)
@@ -121,6 +131,19 @@ def test_rounds_every_phase_sets_its_deadline() -> None:
     timers.append(rounds.handle(rd.Prepared("a"), 3.0) + rounds.handle(rd.Prepared("b"), 3.0))
     found = [[command.at_s for command in commands if isinstance(command, SetTimer)] for commands in timers]
     assert found == [[11.0], [12.0], [18.0]]
+
+
+def test_rounds_take_counts_of_classes_for_one_item_of_a_turn() -> None:
+    """An owner adds them up; a table for each of its items would fill the coordinator's memory until the end."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=2, eval_rows=12)
+    rounds, turn = trained_rounds(plan, items_ahead=100), list(turn_sequence(plan.course))[-1]
+    for seq, counts in ((0, 1), (0, 1), (1, 0), (2, 1)):
+        assert rounds.phase == "training"
+        values = (("count", 4.0), *[("class:0:1", 1.0)] * counts)
+        answer = rounds.handle(rd.StepReported("a", turn.first_seq + seq, 2, "evaluate", values), 1.0)
+    finish = answer[-1]
+    assert isinstance(finish, rd.Finish) and finish.error == "IntegrityError"
+    assert finish.message.startswith("node a reports counts of classes for 2 items of one turn; ")
 
 
 @cases("order", [[0, 1, 2, 2], [2, 0, 1, 0], [1, 2, 0, 1]])

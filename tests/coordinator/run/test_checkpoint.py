@@ -483,6 +483,14 @@ def test_node_that_says_too_much_takes_nothing_from_another_one(monkeypatch: pyt
     assert checkpoints.saved_step == -1
 
 
+def test_digests_of_turns_that_are_repeated_are_forgotten() -> None:
+    """The run has gone back: the ends of these turns are never reported."""
+    reports = Reports(CheckpointManager("r", job(), None))
+    take(reports, number=1, copies=[copy(0, 4)], kept=[copy(0, 1)])
+    reports.forgive()
+    assert take(reports, number=2, turns_done=[0]) == [rd.TurnReported("a", 0)]
+
+
 def test_digests_of_copies_go_with_the_end_of_their_turn() -> None:
     """Also if they came in an earlier report; a turn has its own only."""
     reports = Reports(CheckpointManager("r", job(), None))
@@ -554,6 +562,9 @@ HOSTILE = [
     (_part("spans", action="E1.0", start_unix_s=math.nan, end_unix_s=1.0), "an action from nan"),
     (_part("spans", action="E1.0", start_unix_s=0.0, end_unix_s=math.inf), "to inf"),
     (_part("spans", action="E1.0", start_unix_s=0.0, end_unix_s=1.0, worked_s=math.nan), "of nan s"),
+    (_step(values={"n" * 70_000: 0.0}), "a figure of item 3 with a name of more than 120 characters"),
+    (_part("kept", turn=1, unit=2, sha256="a" * 70_000), "a digest of 70,000 characters for unit 2"),
+    (_part("copies", turn=1, unit=2, sha256="a" * 65), "a digest of 65 characters for unit 2"),
     (_part("saved", turn=1, step=4, sha256="../x", bytes=1), "a shard of step 4"),
     (_part("saved", turn=1, step=-4, sha256=DIGEST, bytes=1), "a shard of step -4"),
     (lambda report: setattr(report, "number", 1 << 62), "with number 4611686018427387904 after 1"),

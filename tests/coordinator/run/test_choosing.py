@@ -16,7 +16,6 @@ from coordinator.client.checkpoints import RunCheckpoints, find_resume
 from coordinator.client.run_files import TablesFile
 from coordinator.client.run_folder import RunFolder
 from coordinator.client.submit import Client
-from coordinator.run import recovery
 from coordinator.run.requests import RunRequest
 from coordinator.run.run_driver import choose_beside
 from coordinator.screen.plan_text import plan_text, table_text
@@ -176,6 +175,11 @@ def _cut(report: Any) -> None:
         message.values = message.values[:-1]
 
 
+def _widened(report: Any) -> None:
+    for message in report.scores:
+        message.scores, message.subnets, message.values = 1, 4096, bytes(8 * 4096)
+
+
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
@@ -183,6 +187,7 @@ def _cut(report: Any) -> None:
         (_left_out, IntegrityError, "node b reports scores at the end of turn 0 of node a without some that it owes"),
         (_doubled, IntegrityError, "node b reports scores at the end of turn 0 of node a twice"),
         (_cut, IntegrityError, "bytes, which are not"),
+        (_widened, IntegrityError, "node b reports 1 scores of 4096 subnets, the run has "),
     ],
 )
 def test_choosing_with_wrong_scores_ends_the_run(
@@ -195,13 +200,13 @@ def test_choosing_with_wrong_scores_ends_the_run(
     assert not (tmp_path / "operations.json").exists()
 
 
-def test_choosing_with_scores_without_end_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choosing_with_scores_without_end_ends_the_run(tmp_path: Path) -> None:
     """A node that sends scores and never ends their turn does not fill the coordinator's memory."""
-    monkeypatch.setattr(recovery, "_MAX_SCORES", 10)
 
     def on_grant(agent: FakeAgent, turns: list[Turn]) -> None:
         report = agent.report(turns)
         del report.turns_done[:]
+        report.scores.extend(20 * list(report.scores))
         agent.stub.Report(report, timeout=CALL_S)
 
     agents = {name: {"on_grant": on_grant} for name in ("a", "b")}

@@ -28,7 +28,7 @@ from ringtune.errors import (
     StorageError,
 )
 from ringtune.run_control.checkpoint import Shard
-from ringtune.schedule.actions import Action, TensorKey
+from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.lowering import item_updates
 from ringtune.schedule.methods import Hift
 from ringtune.schedule.plan import Plan
@@ -162,6 +162,37 @@ def test_run_lost_peer_is_reported_once_and_at_once() -> None:
         lost.peer = "a"
         ring.runs["b"].fail(lost)
         assert ring.reports["b"].of(rp.Failed) == [rp.Failed("PeerLostError", "node b: node a: Socket closed", "a")]
+
+
+@pytest.mark.parametrize(
+    ("waits", "is_lost"),
+    [
+        (Action(Op.SEND, 1, 0, 1, 1, "a", Payload.GRAD), True),
+        (Action(Op.SEND, 2, 0, 1, 1, "a", Payload.GRAD), False),
+        (Action(Op.SEND, 0, -1, 0, 0, "a", Payload.HEAD), True),
+        (Action(Op.SEND, 0, -1, 1, 0, "a", Payload.HEAD), False),
+        (None, False),
+    ],
+)
+@pytest.mark.parametrize("goes_back", [True, False])
+def test_run_loses_a_node_that_reads_nothing_of_turns_that_it_has_done(
+    waits: Action | None, is_lost: bool, goes_back: bool
+) -> None:
+    """Gradients and heads would wait here without end. Turn 1 begins with item 2, and is done everywhere before 4."""
+    plan = two_hosts().with_copies(goes_back)
+    turns = list(turn_sequence(plan.course))
+    assert [turn.first_seq for turn in turns[:2]] == [0, 2]
+    with ring_of(plan) as ring:
+        run = ring.runs["b"]
+        ring.start("b")
+        run._links["a"].waiting = waits  # type: ignore[misc]
+        run.grant(turns[:2])
+        run.grant(turns[2:3])
+        run.call(lambda: None, timeout_s=WAIT_S, what="grants")
+        assert not ring.reports["b"].of(rp.Failed)
+        run.grant(turns[3:4])
+        text = "node b lost its link with node a: it has not read what was sent to it before turn 1"
+        assert ring.reports["b"].of(rp.Failed) == [rp.Failed("PeerLostError", text, "a")] * (is_lost and goes_back)
 
 
 @pytest.mark.promise("6 every wait ends")

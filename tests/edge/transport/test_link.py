@@ -353,6 +353,19 @@ def test_link_that_is_cut_anywhere_loses_nothing(cut_every: int, blob_bytes: int
     assert node.sink.came.empty()
 
 
+@pytest.mark.promise("7 bounded memory")
+def test_link_names_the_oldest_message_that_waits() -> None:
+    """Of those that no credits limit, or that the peer may give credits for without reading them."""
+    link = LinkSender("127.0.0.1:9", hello()).link
+    link._state = _State.OPEN
+    link.send_parcel(TensorKey(Payload.PAIRS, 0, 0, 2), Pieces.of(b"pairs"))
+    assert link.waiting is None
+    link.send_tensor(TensorKey(Payload.GRAD, 3, 1, 2), hidden()[0], None)
+    link.send_head(2, Pieces.of(b"head"))
+    waits = link.waiting
+    assert waits is not None and waits.key == TensorKey(Payload.GRAD, 3, 1, 2)
+
+
 def test_link_keeps_a_frame_that_is_counted_before_it_is_sent() -> None:
     """A peer counts a forged frame, too, and so one more than it got from here; the next frame is sent all the same."""
     link = LinkSender("127.0.0.1:9", hello()).link

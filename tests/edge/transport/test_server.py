@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from edge.transport import frames
+from edge.transport import frames, tensors
 from edge.transport import server as ring_server
 from edge.transport.server import InLink, RingServicer
 from ringtune.errors import ConnectionFailedError, DeadlineError, FrameError, RingTuneError
@@ -130,6 +130,20 @@ def test_server_closes_the_link_of_a_node_that_sends_what_nobody_can_use() -> No
         assert came.reason.startswith("node a sent 1,025 messages that are refused, the last one as: ")
         (refused,) = raw_acks(node, [hello().message("2", is_reopened=True)])
         assert "does not know the link of node a that is opened again" in refused.refusal
+
+
+def test_server_closes_the_link_of_a_node_with_values_that_nobody_can_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole frame that is refused for what it holds may be sent again, and counts as other useless messages do."""
+    monkeypatch.setattr(ring_server, "_MAX_USELESS", 10)
+    of, (tensor, mask) = plan(), hidden()
+    key = TensorKey(Payload.HIDDEN, 0, 0, 2)
+    odd = tensors.encode(tensor, 2 * mask, of.course.wire_dtype)
+    frame = b"".join(frames.messages(frames.tensor_header(hello(of), key, odd), odd.parts))
+    with receiver(expectation(of)) as node:
+        raw_acks(node, [hello(of).message(), *[frame] * 12])
+        while not isinstance(came := node.sink.next(), Lost):
+            assert "holds other values than 0 and 1" in str(came.error)
+        assert came.reason.startswith("node a sent 11 messages that are refused, the last one as: ")
 
 
 def test_server_ends_the_connection_of_a_node_that_reads_no_acknowledgements(monkeypatch: pytest.MonkeyPatch) -> None:
