@@ -53,7 +53,7 @@ class RunExpectation:
         start: item from which the run continues; None = from its first.
         access: who may open a link; None = the nodes that the plan lets send to this one.
         reopen_s: seconds for which a broken link may be opened again; 0 = it is lost at once.
-        sizes: planned; no larger head is received.
+        sizes: planned; no larger head, weights of a helper or gradients of a replica are received.
     """
 
     run_id: str
@@ -179,8 +179,18 @@ class FrameCheck:
         if header.payload_bytes > most_bytes:
             raise FrameError(f"{as_text(header)} has {header.payload_bytes} bytes, the limit is {most_bytes}")
 
+    def _most_bytes(self, kind: str) -> int:
+        """Return the most bytes of a parcel: weights and gradients are no larger than a copy of their blocks."""
+        sizes, placement, node = self._expectation.sizes, self._expectation.plan.placement, self._expectation.node
+        if kind == Payload.WEIGHTS:
+            helpers = [one for one in placement.helpers_of(node) if one.node == self._source]
+            return copy_limit(sizes, sum(one.stop - one.start for one in helpers))
+        if kind == Payload.REPLICA_GRAD:
+            return copy_limit(sizes, placement.slice_of(node).num_blocks)
+        return MAX_BLOB_BYTES
+
     def _admit_parcel(self, header: ring_pb2.FrameHeader, kind: str) -> None:
-        self._check_size(header)
+        self._check_size(header, self._most_bytes(kind))
         known, item = self._item(header)
         if key_of(header) not in parcels(known.plan, item, self._source, self._expectation.node):
             raise FrameError(f"{as_text(header)} is not in the plan at node {self._expectation.node}; it is dropped")

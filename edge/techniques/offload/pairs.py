@@ -62,6 +62,7 @@ from ringtune.schedule.saved_activations import DEFAULT_PARTS, VELORA, subtoken_
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.tensor_files import TensorFile, write_tensors
 from ringtune.techniques.offload import RowsOfUser
+from ringtune.texts import shown
 
 
 class SiteFacts(NamedTuple):
@@ -440,7 +441,10 @@ class PairWire:
 
     def decode(self, sent: Tensors, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """Return pairs for ``AuxiliaryModels.fit``, in the compute ``dtype``; raises ``IntegrityError``."""
-        self._known |= {name.removesuffix(_VECTOR): value for name, value in sent.items() if name.endswith(_VECTOR)}
+        vectors = {name.removesuffix(_VECTOR): value for name, value in sent.items() if name.endswith(_VECTOR)}
+        if odd := sorted(site for site, vector in vectors.items() if vector.shape != (self._sizes.get(site, -1),)):
+            raise IntegrityError(f"a vector {list(vectors[odd[0]].shape)} of {shown(odd[0])} came, which is none here")
+        self._known |= vectors
         decoded: dict[str, torch.Tensor] = {}
         for name, tensor in sent.items():
             if self._wire == VELORA and name.endswith(_Z):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from edge.transport import frames
 from edge.transport.admission import FrameCheck
 from ringtune.errors import FrameError
+from ringtune.schedule.access import CopyBytes
 from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.course import Offload
 from ringtune.schedule.lowering import credit_boundary, parcels
@@ -76,6 +78,20 @@ def test_parcels_that_the_plan_does_not_foresee_are_refused() -> None:
     ):
         with pytest.raises(FrameError, match="not in the plan"):
             FrameCheck(expectation(of, node), source).admit(header(of, source, key))
+
+
+@pytest.mark.promise("7 bounded memory")
+def test_weights_and_gradients_are_no_larger_than_planned_copies() -> None:
+    """A helper could send its host a GiB in place of some kilobytes; each block has 64 KiB more for names."""
+    of, sizes = helped(), CopyBytes(block=4 << 10)
+    for source, node, key, blocks in (("z", "a", weights(0, 0), 2), ("c", "b", weights(0, 2), 2)):
+        most = blocks * (4 << 10) + (blocks + 1) * (64 << 10)
+        check = FrameCheck(expectation(of, node, sizes=sizes), source)
+        for size, refused in ((most + 1, True), (most, False)):
+            found = header(of, source, key)
+            found.payload_bytes = size
+            with pytest.raises(FrameError, match=f"the limit is {most}") if refused else nullcontext():
+                check.admit(found)
 
 
 def test_parcels_come_once_and_with_credit_only() -> None:

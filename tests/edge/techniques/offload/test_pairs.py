@@ -459,6 +459,18 @@ def test_velora_wire_rebuilds_what_lies_along_its_vector(root: Path) -> None:
     assert after.keys() == again.keys() and all(torch.equal(value, after[key]) for key, value in again.items())
 
 
+@pytest.mark.promise("7 bounded memory")
+@pytest.mark.parametrize("wire", PAIRS)
+def test_vectors_of_sites_that_a_helper_does_not_have_are_refused(wire: str) -> None:
+    """It keeps each to the end of the run: a host could send as many as it likes, beside pairs that are right."""
+    reader = PairWire(wire, {"0.a": 8}, parts=4)
+    reader.decode({"0.a.v": torch.ones(2)}, torch.float64)
+    for name, size in (("0.b.v", 2), ("0.a.v", 3)):
+        with pytest.raises(IntegrityError, match=rf"a vector \[{size}\] of '{name[:-2]}' came, which is none here"):
+            reader.decode({"0.a.v": torch.zeros(2), name: torch.ones(size)}, torch.float64)
+    assert [*reader.known] == ["0.a"] and reader.known["0.a"].sum() == 2
+
+
 def test_state_of_a_helper_without_the_vectors_of_its_pairs_is_refused() -> None:
     """As earlier versions saved it: the host would project on new ones. Some sites of a block may lack."""
     host = PairVectors(PairWire("velora", {"0.a": 8, "1.a": 8, "1.b": 8}, parts=4).vectors, [])
