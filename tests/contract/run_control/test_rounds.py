@@ -13,6 +13,7 @@ from ringtune.run_control.turns import EvaluationSums
 from ringtune.schedule.methods.hift import Hift
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn, turn_sequence
+from ringtune.techniques.replicas import CopyDigest
 from tests.support.cases import cases
 from tests.support.moves import moving
 from tests.support.plans import make_plan
@@ -92,6 +93,15 @@ def test_rounds_recover_and_take_nodes_in_only_with_a_policy(recovery: RecoveryP
         assert [command.node for command in answer if isinstance(command, rd.Release)] == ["a", "b"]
         assert answer[-1] == rd.Finish("PeerLostError", "node b is lost")
         assert bad[-1] == rd.Finish("DivergedError", "the loss is nan")
+
+
+def test_rounds_go_on_without_a_host_with_digests_of_copies_that_it_does_not_have() -> None:
+    """It is an error of its own, as scores of blocks that it does not host are; one digest too much ended the run."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=8, eval_rows=0).with_copies(True)
+    rounds = trained_rounds(plan, recovery=RecoveryPolicy())
+    answer = rounds.handle(rd.TurnReported("b", 0, copies=(CopyDigest(2, "f" * 64),)), 1.0)
+    assert [command.node for command in answer if isinstance(command, rd.LogNodeError)] == ["b"]
+    assert [command.node for command in answer if isinstance(command, rd.Halt)] == ["a"]
 
 
 @pytest.mark.promise("6 every wait ends")
