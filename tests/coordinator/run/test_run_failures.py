@@ -542,7 +542,7 @@ def test_run_of_all_parameters_takes_a_lost_owner_back_from_its_next_checkpoint(
             cluster.agents["a"]._fails_at = ends
 
     def on_grant(agent: FakeAgent, turns: list[Turn]) -> None:
-        num_begun = len(kept.records())
+        num_begun = [*kept.records()].index(agent.run_id) + 1
         if num_begun == 2 and not is_back.is_set():  # prepared: what fails from now on fails in the next run
             cluster.agents["b"]._facts_changes = {"memory_bytes": 500} if fails_in == "memory" else {}
             joining.submit(cluster.agents["b"].join, "another process")
