@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import threading
@@ -21,6 +22,7 @@ from coordinator.client.submit import Client
 from coordinator.run.requests import RunRequest
 from coordinator.run.run_text import is_step
 from coordinator.screen.progress import Progress
+from coordinator.server.coordinator import Coordinator
 from coordinator.server.server import CoordinatorServer
 from ringtune import __version__
 from ringtune.costs.profile import NodeFacts
@@ -364,6 +366,14 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         error = self._fails_at.get(what)
         if error is not None:
             abort(context, error)
+
+
+def end_lease(coordinator: Coordinator, node: str) -> None:
+    """Let the lease of a node be over, as if nothing had come from it for so long."""
+    with coordinator._lock:
+        registry, now_s = coordinator._registry, coordinator._now_s()
+        if node in registry._members:
+            registry._members[node] = dataclasses.replace(registry._members[node], seen_at_s=now_s - registry.lease_s)
 
 
 class FakeCluster:

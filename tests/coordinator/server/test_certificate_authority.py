@@ -322,10 +322,10 @@ def test_register_that_removes_during_a_renewal_refuses_what_it_gave(register: R
 
     with ThreadPoolExecutor(1) as pool:
         renewed = pool.submit(register.renew, caller, NOW_S, slow)
-        assert inside.wait(10)
+        assert inside.wait(30)
         register.remove(PI_NODE, "stolen")
         removed.set()
-        given = facts_of(renewed.result(10))
+        given = facts_of(renewed.result(30))
     assert [register.removed(NOW_S).refusal(each) for each in (caller, given)] == ["stolen", "stolen"]
     for each in (caller, given):
         with pytest.raises(TrustError, match="node pi is refused: stolen; join with a new token"):

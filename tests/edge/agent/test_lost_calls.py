@@ -54,9 +54,12 @@ def lose(tmp_path: Path) -> Iterator[Callable[[str, str], None]]:
 
 @FAILURES
 @pytest.mark.parametrize("method", ["Join", "Heartbeat", "Leave", "Nodes"])
-def test_call_to_the_coordinator_is_made_again(lose: Callable[[str, str], None], method: str, failure: str) -> None:
+def test_call_to_the_coordinator_is_made_again(
+    lose: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch, method: str, failure: str
+) -> None:
     """A node joins, is known, finds others, and leaves, whichever of it is lost; it is one member all the time."""
     ended: list[str] = []
+    monkeypatch.setattr("edge.agent.process._LEAVE_S", WAIT_S)
     with CoordinatorServer("127.0.0.1:0", lease_s=60.0) as server, open_channel(server.address) as channel:
         stub = control_pb2_grpc.CoordinatorStub(channel)
         identity = control_pb2.JoinRequest(node="a", address="127.0.0.1:1", version=__version__, instance="i")
