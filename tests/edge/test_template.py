@@ -90,7 +90,10 @@ def is_gone(process: psutil.Process) -> bool:
     """Whether a process that is nobody's child here ends; one that only waits to be counted has ended."""
     deadline_s = time.monotonic() + WAIT_S
     while time.monotonic() < deadline_s:
-        if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+        try:
+            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:  # between the two questions
             return True
         time.sleep(0.005)
     return False

@@ -22,10 +22,12 @@ MAX_ADDED_WITH_KERNELS_BYTES = 33_000_000
 
 MAX_JOIN_S = 2.0
 
-# An agent that, when it would load torch, tells what it has loaded so far, and loads nothing.
+# An agent that, when it would load torch, tells what it has loaded so far, and loads nothing; it leaves at its leisure.
 JOIN = """
 import json, sys
+from edge.agent import process
 from edge.agent.agent import Agent
+process._LEAVE_S = 60.0
 Agent.preload = lambda agent: print(json.dumps(sorted(sys.modules)), flush=True)
 sys.argv[0] = "edge"
 from edge.cli.node import main

@@ -7,7 +7,6 @@ start ``python -m edge``. A cluster serves run after run; agents that a test kil
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import json
 import os
@@ -35,6 +34,7 @@ from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from tests.support import leaks, measured, tiny
 from tests.support.failpoints import VARIABLE
+from tests.support.fake_agents import end_lease
 from tests.support.moves import Slices, moving, slices_of
 from tests.support.processes import source_environment
 from tests.support.quick_template import COMMAND
@@ -407,12 +407,7 @@ class Cluster(Nodes):
 
     def end_lease(self, name: str) -> None:
         """Let the lease of an agent that was killed, or stands still, be over."""
-        coordinator = self.coordinator
-        with coordinator._lock:
-            registry, now_s = coordinator._registry, coordinator._now_s()
-            if name in registry._members:
-                over = dataclasses.replace(registry._members[name], seen_at_s=now_s - registry.lease_s)
-                registry._members[name] = over
+        end_lease(self.coordinator, name)
 
     @contextmanager
     def listening(self) -> Iterator[None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import itertools
 import json
 import threading
@@ -20,10 +22,11 @@ from coordinator.client.submit import Client
 from coordinator.run.requests import RunRequest
 from coordinator.run.run_text import is_step
 from coordinator.screen.progress import Progress
+from coordinator.server.coordinator import Coordinator
 from coordinator.server.server import CoordinatorServer
 from ringtune import __version__
 from ringtune.costs.profile import NodeFacts
-from ringtune.errors import RingTuneError
+from ringtune.errors import FrameError, RingTuneError
 from ringtune.job.job import Job, parse_job
 from ringtune.schedule.actions import Op
 from ringtune.schedule.lowering import legs
@@ -172,6 +175,8 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         self._on_link = on_link or _one_megabyte_a_second
         self.keeps_from: list[int] = []
         self._numbers = itertools.count(1)
+        self._at_work = threading.Condition()
+        self._serves, self._num_grants = "", 0
         self._rows = rows
         self._fails_at = fails_at or {}
         self._on_grant = on_grant
@@ -212,9 +217,11 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
     # ---- what the coordinator calls ---------------------------------------------------------------
 
     def Inspect(self, request: Any, context: grpc.ServicerContext) -> control_pb2.InspectReply:
-        """Made-up facts."""
+        """Made-up facts, once nothing is done any more for another run."""
         self._enter("inspect", context)
-        self.run_id = request.run_id
+        with self._at_work:
+            assert self._at_work.wait_for(lambda: not self._num_grants or self._serves == request.run_id, CALL_S)
+            self._serves = self.run_id = request.run_id
         self.inspected = request
         self.on_inspect()
         times = {} if request.measure else NO_TIMES
@@ -257,16 +264,17 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         return control_pb2.Empty()
 
     def Grant(self, request: Any, context: grpc.ServicerContext) -> control_pb2.Empty:
-        """Report the turns as done, or do what the test wants."""
-        self._enter("grant", context)
-        assert self.grants is not None
-        turns = list(self.grants.turns(request))
-        self.keeps_from.append(request.keep_from_step)
-        self.granted.set()
-        if self._on_grant is not None:
-            self._on_grant(self, turns)
-        else:
-            self.stub.Report(self.report(turns), timeout=CALL_S)
+        """Report the turns as done, or do what the test wants; a grant of a run that is over is refused."""
+        with self._working(request.run_id, context):
+            self._enter("grant", context)
+            assert self.grants is not None
+            turns = list(self.grants.turns(request))
+            self.keeps_from.append(request.keep_from_step)
+            self.granted.set()
+            if self._on_grant is not None:
+                self._on_grant(self, turns)
+            else:
+                self.stub.Report(self.report(turns), timeout=CALL_S)
         return control_pb2.Empty()
 
     def Collect(self, request: Any, context: grpc.ServicerContext) -> Iterator[control_pb2.FileChunk]:
@@ -277,6 +285,8 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
 
     def Release(self, request: Any, context: grpc.ServicerContext) -> control_pb2.Empty:
         """Remember that the run is over."""
+        with self._at_work:
+            self._serves = "" if self._serves == request.run_id else self._serves
         self.log.append("release")
         self.is_finished = request.is_finished
         self.released.set()
@@ -337,11 +347,33 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
             }
         return found
 
+    @contextlib.contextmanager
+    def _working(self, run_id: str, context: grpc.ServicerContext) -> Iterator[None]:
+        """Do something for a run; a call that comes late, behind the release or for an earlier run, is refused."""
+        with self._at_work:
+            if run_id != self._serves:
+                abort(context, FrameError(f"node {self.node} has no run {run_id}; prepare it first"))
+            self._num_grants += 1
+        try:
+            yield
+        finally:
+            with self._at_work:
+                self._num_grants -= 1
+                self._at_work.notify_all()
+
     def _enter(self, what: str, context: grpc.ServicerContext) -> None:
         self.log.append(what)
         error = self._fails_at.get(what)
         if error is not None:
             abort(context, error)
+
+
+def end_lease(coordinator: Coordinator, node: str) -> None:
+    """Let the lease of a node be over, as if nothing had come from it for so long."""
+    with coordinator._lock:
+        registry, now_s = coordinator._registry, coordinator._now_s()
+        if node in registry._members:
+            registry._members[node] = dataclasses.replace(registry._members[node], seen_at_s=now_s - registry.lease_s)
 
 
 class FakeCluster:

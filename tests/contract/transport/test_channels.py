@@ -411,9 +411,11 @@ def taken(port: int) -> int:
     """How many connections this process has taken on a port."""
     count = 0
     for entry in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(entry.name))) as found:
-            is_taken = found.family in (socket.AF_INET, socket.AF_INET6) and found.getsockname()[1] == port
-            count += bool(is_taken and not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+        with contextlib.suppress(OSError):
+            if str(entry.readlink()).startswith("socket:"):  # else its copy would stay open
+                with socket.socket(fileno=os.dup(int(entry.name))) as found:
+                    is_taken = found.family in (socket.AF_INET, socket.AF_INET6) and found.getsockname()[1] == port
+                    count += bool(is_taken and not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
     return count
 
 

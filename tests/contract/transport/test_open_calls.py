@@ -171,17 +171,17 @@ def silent(server: Server, name: str, method: str, count: int) -> Iterator[list[
     """Calls of a node that send nothing, on two connections; its certificate is of generation 0."""
     with contextlib.ExitStack() as stack:
         calls: list[Any] = []
+        over = queue.SimpleQueue[bytes]()
         for _ in range(2):
             with speaking_as(speaker_of(name)):
                 options = (("grpc.use_local_subchannel_pool", 1),)
                 channel = stack.enter_context(open_channel(server.address, options, peer=COORDINATOR.identity.party))
             stream: Any = channel.stream_unary(f"/ringtune.v1.Coordinator/{method}")
-            calls += [
-                stream.future(iter(queue.SimpleQueue[bytes]().get, b""), timeout=WAIT_S) for _ in range(count // 2)
-            ]
+            calls += [stream.future(iter(over.get, b""), timeout=WAIT_S) for _ in range(count // 2)]
         yield calls
         for call in calls:
             call.cancel()
+            over.put(b"")  # else a thread would stay
 
 
 def heartbeat(server: Server, name: str) -> Exception | None:

@@ -255,7 +255,7 @@ def test_recovery_does_without_a_doubted_node_this_once(monkeypatch: pytest.Monk
     run, answers = Run(), queue.Queue[Any]()
     for doubted in (("b",), ()):
         run.replanning.find_placement(rd.FindPlacement(3, PLAN, ("c",), 2, doubted), answers.put)
-        assert answers.get(timeout=10.0) == rd.PlacementFound(3, OTHER)
+        assert answers.get(timeout=30.0) == rd.PlacementFound(3, OTHER)
     assert asked == [({"b", "c"}, {"a"}), ({"c"}, {"a", "b"})]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import itertools
 import os
 import queue
 import tempfile
@@ -48,7 +49,7 @@ from ringtune.run_control import events as rd
 from ringtune.schedule.turns import Turn
 from ringtune.techniques.offload import helped
 from ringtune.v1 import control_pb2
-from tests.support.fake_agents import CALL_S, MODEL, NO_TIMES, FakeAgent, FakeCluster, job, run
+from tests.support.fake_agents import CALL_S, MODEL, NO_TIMES, FakeAgent, FakeCluster, end_lease, job, run
 from tests.support.fake_agents import facts as fake_facts
 from tests.support.plans import make_plan as make_course_plan
 
@@ -291,12 +292,16 @@ def test_deadline_is_over_only_behind_what_was_heard_already() -> None:
 
 def test_run_names_a_silent_helper_with_what_it_did() -> None:
     """A node that only helps is lost like every other one, and the remedy says that another one could help."""
-    wanted = job(offload__mode="auto", train__method="all", runtime__lease_s=2.0)
+    wanted = job(offload__mode="auto", train__method="all")
     plan = helped(make_plan(wanted, {"b": fake_facts("b", **NO_TIMES)}).plan, {"b": "a"})
-    silent = {"on_grant": lambda agent, turns: None, "facts_changes": {"train_rows": 0, "eval_rows": 0}}
+
+    def silent(agent: FakeAgent, turns: list[Turn]) -> None:
+        end_lease(cluster.server.coordinator, "a")
+
+    helper: Node = {"on_grant": silent, "facts_changes": {"train_rows": 0, "eval_rows": 0}}
     request = RunRequest(job=wanted, join_s=0.5, plan=GivenPlan(plan=plan))
     with (
-        FakeCluster("a", "b", lease_s=2.0, agents={"a": silent}) as cluster,
+        FakeCluster("a", "b", agents={"a": helper}) as cluster,
         Client(cluster.server.address) as client,
         pytest.raises(PeerLostError, match=r"node a is lost: .*; helper a fits .* b's blocks \[0, 4\): start it again"),
     ):
@@ -305,10 +310,10 @@ def test_run_names_a_silent_helper_with_what_it_did() -> None:
 
 def test_run_ends_when_a_node_is_gone() -> None:
     """A node whose port is closed is lost, not an unreachable coordinator."""
-    with FakeCluster("a", "b") as cluster:
+    with FakeCluster("b") as cluster:
         cluster.agents["b"].close()
         with pytest.raises(PeerLostError, match=r"node b at .* does not answer"):
-            run(cluster, runtime__wait_s=2.0)
+            run(cluster, num_nodes=1, runtime__wait_s=1.0)
 
 
 def test_run_ends_with_the_last_words_of_a_node_that_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,18 +399,6 @@ ENDS: dict[str, tuple[dict[str, Node], dict[str, Any], type[RingTuneError], str]
         PeerLostError,
         "node b was started again, or has given the run up: node b has no run",
     ),
-    "a node is silent for a lease": (
-        {"a": {"on_grant": _silent}},
-        {"runtime__lease_s": 2.0},
-        PeerLostError,
-        "node a is lost: last contact .* lease is 2 s",
-    ),
-    "nobody makes progress": (
-        {"a": {}, "b": {"on_grant": _silent}},
-        {"runtime__wait_s": 3.0},
-        DeadlineError,
-        "waited [0-9.]+ s for turn 0 .* not done by b",
-    ),
     "reports have no number": ({"a": {}, "b": {"on_grant": _without_number}}, {}, IntegrityError, "b has no number"),
     "nodes do not come": (
         {"a": {}},
@@ -430,9 +423,44 @@ ENDS: dict[str, tuple[dict[str, Node], dict[str, Any], type[RingTuneError], str]
 def test_run_ends_with_an_error_that_says_why(why: str) -> None:
     """Its submitter hears of it, whatever happens to nodes."""
     agents, changes, error, message = ENDS[why]
-    lease_s = 2.0 if "lease" in why else 60.0
-    with FakeCluster(*agents, lease_s=lease_s, agents=agents) as cluster, pytest.raises(error, match=message):
+    with FakeCluster(*agents, agents=agents) as cluster, pytest.raises(error, match=message):
         run(cluster, **{"num_nodes": len(agents), **changes})
+
+
+@pytest.mark.promise("6 every wait ends")
+def test_run_ends_when_a_node_is_silent_for_a_lease() -> None:
+    """In the midst of its turns."""
+
+    def silent(agent: FakeAgent, turns: list[Turn]) -> None:
+        end_lease(cluster.server.coordinator, "a")
+
+    with (
+        FakeCluster("a", agents={"a": {"on_grant": silent}}) as cluster,
+        pytest.raises(PeerLostError, match=r"node a is lost: last contact .* lease is 60 s"),
+    ):
+        run(cluster, num_nodes=1)
+
+
+@pytest.mark.promise("6 every wait ends")
+def test_run_ends_when_nobody_makes_progress() -> None:
+    """Node a has done its turns, and node b nothing until the time is over."""
+    has_reported = threading.Event()
+
+    def do(agent: FakeAgent, turns: list[Turn]) -> None:
+        agent.stub.Report(agent.report(turns), timeout=CALL_S)
+        has_reported.set()
+
+    def wait(agent: FakeAgent, turns: list[Turn]) -> None:
+        assert has_reported.wait(CALL_S)
+        driver: Any = cluster.server.coordinator._driver
+        late = itertools.repeat(driver._now_s() + 1e6)
+        driver._queue.put(lambda: setattr(driver, "_now_s", late.__next__))  # behind the report
+
+    with (
+        FakeCluster("a", "b", agents={"a": {"on_grant": do}, "b": {"on_grant": wait}}) as cluster,
+        pytest.raises(DeadlineError, match=r"waited [0-9.]+ s for turn 0 .* not done by b$"),
+    ):
+        run(cluster)
 
 
 @contextmanager
@@ -542,7 +570,7 @@ def test_run_of_all_parameters_takes_a_lost_owner_back_from_its_next_checkpoint(
             cluster.agents["a"]._fails_at = ends
 
     def on_grant(agent: FakeAgent, turns: list[Turn]) -> None:
-        num_begun = len(kept.records())
+        num_begun = [*kept.records()].index(agent.run_id) + 1
         if num_begun == 2 and not is_back.is_set():  # prepared: what fails from now on fails in the next run
             cluster.agents["b"]._facts_changes = {"memory_bytes": 500} if fails_in == "memory" else {}
             joining.submit(cluster.agents["b"].join, "another process")

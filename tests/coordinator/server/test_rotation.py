@@ -550,5 +550,5 @@ def test_rotation_that_other_commands_of_a_user_have_moved_with_does_not_end_one
                 pass
         assert len(keeper.authorities) == 1
         silences: list[str] = []
-        client.await_answer(1.0, on_silence=lambda: silences.append("silent"))
+        client.await_answer(30.0, on_silence=lambda: silences.append("silent"))
         assert not silences

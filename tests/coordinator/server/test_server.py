@@ -6,7 +6,6 @@ import contextlib
 import errno
 import math
 import os
-import queue
 import signal
 import threading
 import time
@@ -230,9 +229,11 @@ def test_service_takes_few_results_at_a_time(stub: control_pb2_grpc.CoordinatorS
     """Of uploads that begin and send no more eight are taken; heartbeats are answered meanwhile."""
     asked = control_pb2.EvaluateInput(request=control_pb2.EvaluateRequest(job_toml=job().to_toml()))
 
+    over = threading.Event()
+
     def begun() -> Iterator[control_pb2.EvaluateInput]:
         yield asked
-        queue.SimpleQueue[Any]().get()
+        over.wait(CALL_S)
 
     calls: list[Any] = [stub.Evaluate(begun(), timeout=CALL_S) for _ in range(30)]
     ended = threading.Semaphore(0)
@@ -246,6 +247,7 @@ def test_service_takes_few_results_at_a_time(stub: control_pb2_grpc.CoordinatorS
     assert stub.Heartbeat(control_pb2.HeartbeatRequest(node="a", instance="one"), timeout=CALL_S).known
     for call in calls:
         call.cancel()
+    over.set()
 
 
 def test_coordinator_answers_while_initial_values_are_written() -> None:

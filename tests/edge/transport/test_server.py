@@ -93,12 +93,13 @@ def test_silent_links_keep_no_other_link_out(monkeypatch: pytest.MonkeyPatch) ->
     """Of more links without HELLO than may wait the oldest ends; a link that speaks is welcome at once."""
     monkeypatch.setattr(ring_server, "_MAX_WAITING", 3)
     with receiver(expectation()) as node, contextlib.ExitStack() as stack:
-        ended = threading.Semaphore(0)
+        ended, over = threading.Semaphore(0), queue.SimpleQueue[None]()
         for _ in range(12):
             channel = stack.enter_context(grpc.insecure_channel(node.address))
             method: Any = channel.stream_stream("/ringtune.v1.Ring/Link")
-            call = method(iter(queue.SimpleQueue().get, None))
+            call = method(iter(over.get, None))
             stack.callback(call.cancel)
+            stack.callback(over.put, None)  # else a thread would stay
             if not call.add_callback(ended.release):  # it has ended already
                 ended.release()
         assert all(ended.acquire(timeout=WAIT_S) for _ in range(12 - 3))
