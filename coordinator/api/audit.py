@@ -42,6 +42,8 @@ from ringtune.transport.parties import find_user_trust, node_party
 
 _MAX_PROBLEMS: Final = 1000
 """Of a file, which is read no further then."""
+_MAX_LINE: Final = 1 << 28
+"""Bytes of a line: a node takes some 200 for each block."""
 
 
 class Statement(NamedTuple):
@@ -179,7 +181,11 @@ class LedgerCheck:
         self._certificates, self._is_first, self._authorities = {}, True, ()
         most, line = len(self._problems) + _MAX_PROBLEMS, b""
         with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
+            for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE), b""), start=1):
+                if len(line) == _MAX_LINE:
+                    return self._problems.append(
+                        f"{name}, line {number} has {_MAX_LINE:,} bytes or more; copy it again"
+                    )
                 if line != b"\n" and (line.endswith(b"\n") or path.suffix != PART):
                     self._line(line, f"{name}, line {number}", is_first=number == 1)
                 if len(self._problems) > most:

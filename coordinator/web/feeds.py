@@ -23,6 +23,7 @@ from coordinator.server.coordinator import Coordinator
 from coordinator.web.streams import MemberStatus, PageData
 from ringtune.engine.events import Span
 from ringtune.errors import IntegrityError, RingTuneError, UsageError
+from ringtune.job.job import read_job_text
 from ringtune.schedule.actions import Op
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn
@@ -58,11 +59,7 @@ class FolderFeed:
         self._has_begun = self._is_over = self._is_gone = False
 
     def __call__(self) -> Iterator[control_pb2.RunEvent]:
-        """Yield the events since the last call; once the folder can't be read, a note and then nothing.
-
-        Raises:
-            RingTuneError: a file is damaged.
-        """
+        """Yield the events since the last call; once the folder, or a file, can't be read, a note and then nothing."""
         if self._is_gone:
             return
         try:
@@ -71,6 +68,9 @@ class FolderFeed:
             self._is_gone = True
             told = f"no further updates: {self._folder} can't be read any more ({error.strerror})"
             yield control_pb2.RunEvent(note=told)
+        except RingTuneError as error:
+            self._is_gone = True
+            yield control_pb2.RunEvent(note=f"no further updates: {error}")
 
     def _news(self) -> Iterator[control_pb2.RunEvent]:
         if not self._has_begun or self._has_rewound():
@@ -86,7 +86,7 @@ class FolderFeed:
         place = read_place(self._folder)
         yield control_pb2.RunEvent(run_id=place.run_id if place else self._folder.resolve().name)
         if (job := self._folder / "job.toml").is_file():
-            yield control_pb2.RunEvent(job_toml=job.read_text(encoding="utf-8"))
+            yield control_pb2.RunEvent(job_toml=read_job_text(job))
         if (profile := self._folder / "profile.json").is_file():
             yield control_pb2.RunEvent(profile_json=json.dumps(read_run_file(profile)))
         if not (self._folder / "report.json").is_file():
@@ -186,7 +186,10 @@ def _names(file: BinaryIO) -> dict[int, str]:
     nodes_by_process: dict[int, str] = {}
     while (event := _event(file.readline(_MAX_LINE))).get("ph") == "M":
         if event.get("name") == "process_name":
-            nodes_by_process[int(event["pid"])] = str(event["args"]["name"])
+            try:
+                nodes_by_process[int(event["pid"])] = str(event["args"]["name"])
+            except (KeyError, TypeError, ValueError, OverflowError) as error:
+                raise IntegrityError("the trace has a node without a name; copy the run's folder again") from error
     if not nodes_by_process:
         raise IntegrityError("the trace names no node; copy the run's folder again")
     return nodes_by_process

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -41,7 +40,7 @@ def check_question(value: object) -> dict[str, Any]:
         if not isinstance(factors, Mapping) or len(factors) > MAX_CHANGES:
             raise UsageError(f"{name} has to be an object of at most {MAX_CHANGES} factors")
         for key, factor in factors.items():
-            is_number = isinstance(factor, int | float) and not isinstance(factor, bool) and math.isfinite(factor)
+            is_number = isinstance(factor, int | float) and not isinstance(factor, bool)
             if not is_number or not _MIN_FACTOR <= factor <= _MAX_FACTOR or len(key) > 200:
                 raise UsageError(f"{name}: a factor has to be from {_MIN_FACTOR} to {_MAX_FACTOR:g}")
         checked[name] = {key: round(float(factor), 4) for key, factor in factors.items() if factor != 1}

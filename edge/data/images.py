@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import importlib
 import math
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -181,7 +182,7 @@ class Images:
     def _check(self, path: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         if dtype != np.uint8 and dtype.kind != "f":
             raise DataError(f"{path} has pixels of type {dtype}; give uint8 (0 to 255) or normalised floats")
-        fits = bool(self._size.order(shape)) or (dtype == np.uint8 and self._is_made_to_fit(shape))
+        fits = self._is_made_to_fit(shape) if dtype == np.uint8 else self._size.order(shape)
         if not fits:
             raise DataError(f"{path} has images of shape {shape}, the model takes {self._size}; convert them")
 
@@ -200,19 +201,13 @@ class Images:
         if image.path.suffix.lower() != ARRAY:
             array = self._processor.decode(image)
             return array.shape, array.dtype
-        try:
-            header = np.load(image.path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise DataError(f"{image.path} is no readable array ({error}); write it with numpy.save") from error
+        header = _array(image.path, mmap_mode="r")
         return header.shape, header.dtype
 
     def _open(self, image: ImageFile) -> Array:
         if image.path.suffix.lower() != ARRAY:
             return self._processor.decode(image)
-        try:
-            return np.asarray(np.load(image.path, allow_pickle=False))
-        except (OSError, ValueError, EOFError) as error:
-            raise DataError(f"{image.path} is not readable ({error}); remove it") from error
+        return np.asarray(_array(image.path))
 
 
 class ImageExamples(ClassifiedExamples):
@@ -249,9 +244,20 @@ class ImageExamples(ClassifiedExamples):
 
 _UNREADABLE: Final = (
     *(OSError, ValueError, EOFError, KeyError, MemoryError, NotImplementedError),
-    *(zipfile.BadZipFile, zlib.error),
+    *(zipfile.BadZipFile, zlib.error, tokenize.TokenError),
 )
-"""Of a damaged archive, or an array whose header claims more than there is."""
+"""Of a damaged archive, or an array whose header claims more than there is, or is no text of Python."""
+
+
+def _array(path: Path, mmap_mode: Literal["r"] | None = None) -> Array:
+    """Read an ``.npy`` file, or map it; raises ``DataError``."""
+    try:
+        found: object = np.load(path, mmap_mode=mmap_mode, allow_pickle=False)
+    except _UNREADABLE as error:
+        raise DataError(f"{path} is no readable array ({error}); write it with numpy.save") from error
+    if not isinstance(found, np.ndarray):
+        raise DataError(f"{path} is an archive of arrays; write a single one with numpy.save")
+    return found
 
 
 def _arrays(path: Path, needed: Mapping[str, str]) -> dict[str, Array]:

@@ -119,7 +119,7 @@ def list_pictures(folder: Path, *, has_classes: bool = True) -> PictureFolder:
             left_out[HIDDEN] += 1
             continue
         suffixes[file.suffix.lower() or "no suffix"] += 1
-        if file.suffix.lower() not in PICTURES:
+        if file.suffix.lower() not in PICTURES or file.is_fifo():  # which would wait for a writer
             left_out[NO_PICTURE] += 1
         elif has_classes and len(parts) != 2:
             left_out[NO_CLASS] += 1

@@ -632,14 +632,21 @@ def _tokens_of(path: Path, changed_ns: int, size_bytes: int) -> _Tokens:
             return _Tokens({token: index for index, token in enumerate(lines)}, {}, {})
         found = read_json(path)
         if path.name != WHOLE_FILE:
-            return _Tokens(dict(found), {}, {})
+            return _Tokens(_numbers(found), {}, {})
         vocabulary = found["model"]["vocab"]
         if isinstance(vocabulary, list):  # of a unigram model: tokens with their scores
             vocabulary = {token: index for index, (token, _) in enumerate(vocabulary)}
         added = {str(token["content"]): int(token["id"]) for token in found.get("added_tokens") or ()}
-        return _Tokens(dict(vocabulary), added, dict(_around(found.get("post_processor"))))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return _Tokens(_numbers(vocabulary), added, dict(_around(found.get("post_processor"))))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return _Tokens({}, {}, {})
+
+
+def _numbers(vocabulary: Any) -> dict[str, int]:
+    """Return a copy of a vocabulary; raises ``TypeError`` where a value is no whole number."""
+    if not all(type(number) is int for number in vocabulary.values()):
+        raise TypeError("a token has no number")
+    return dict(vocabulary)
 
 
 def _around(processor: Any) -> Iterator[tuple[str, int]]:

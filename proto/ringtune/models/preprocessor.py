@@ -25,6 +25,9 @@ _ENDS: Final = ("ImageProcessorFast", "ImageProcessor", "FeatureExtractor")
 _NAMES: Final = ("image_processor_type", "feature_extractor_type", "processor_class", "_processor_class", "data_format")
 _BILINEAR: Final = 2
 _FILTERS: Final = range(6)
+_MAX_CHANNELS: Final = 256
+_MAX_SCALED: Final = 1 << 27
+"""Most pixels of a picture between resizing and cropping; Pillow opens pictures of some 1.8e8."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,9 +52,10 @@ class ImageSteps:
     std: tuple[float, ...]
     converts: bool | None
 
-    def shape_of(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width after all steps."""
-        return self.crop or (self.scaled(height, width) if self.size is not None else (height, width))
+    def shape_of(self, height: int, width: int) -> tuple[int, int] | None:
+        """Height and width after all steps; None if the picture would be too large before it is cropped."""
+        scaled = self.scaled(height, width) if self.size is not None else (height, width)
+        return None if math.prod(scaled) > max(_MAX_SCALED, height * width) else self.crop or scaled
 
     def scaled(self, height: int, width: int) -> tuple[int, int]:
         """Height and width after resizing."""
@@ -64,6 +68,8 @@ class ImageSteps:
 
 def read_image_steps(folder: Path, *, channels: int, side: int) -> ImageSteps:
     """Read the steps of a model; without a file bytes map to [-1, 1], and pictures must have the model's size."""
+    if channels > _MAX_CHANNELS:
+        raise ModelError(f"{folder}: pictures of {channels:,} channels are not read; the most are {_MAX_CHANNELS}")
     path = folder / PREPROCESSOR_FILE
     if not path.is_file():
         half = (0.5,) * channels

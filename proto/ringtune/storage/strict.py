@@ -36,9 +36,9 @@ _MAX_POINTER_BYTES: Final = 1024
 
 
 def is_lfs_pointer(path: Path) -> bool:
-    """Whether a file is a pointer of Git LFS; False if it can't be read."""
+    """Whether a file is a pointer of Git LFS; False if it is a pipe, which is not opened, or can't be read."""
     try:
-        if path.stat().st_size > _MAX_POINTER_BYTES:
+        if not path.is_file() or path.stat().st_size > _MAX_POINTER_BYTES:
             return False
         with path.open("rb") as file:
             return file.read(len(_BEGIN)) == _BEGIN

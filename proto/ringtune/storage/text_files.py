@@ -197,7 +197,9 @@ def _by_lines(path: Path, file: io.BufferedIOBase) -> TextForm:
     """Choose UTF-8 or Windows-1252 by the lines that are not ASCII."""
     good = bad = 0
     place = ""
-    for number, line in enumerate(file, start=1):
+    for number, line in enumerate(iter(lambda: file.readline(MAX_BYTES), b""), start=1):
+        if len(line) == MAX_BYTES:
+            raise DataError(f"{path}, line {number} has {MAX_BYTES:,} bytes or more; divide it into lines")
         if line.isascii():
             continue
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,8 @@ _FITS: dict[str, dict[str, Any]] = {
     "none": {},
     "as long": {"tokenizer.json": _tokenizer(post_processor=None), "tokenizer_config.json": {"pad_token": "w0"}},
     "shorter": {"vocab.txt": "\n".join(_words(3))},
+    "a word in place of a number": {"tokenizer.json": {"model": {"vocab": {"a": "x"}}}},
+    "a number without end": {"tokenizer.json": _tokenizer(added_tokens=[{"id": 1e999, "content": "x"}])},
     "a token that no text needs": {"tokenizer.json": _tokenizer(added_tokens=[{"id": _ROWS, "content": "<image>"}])},
 }
 
@@ -233,9 +236,29 @@ def test_tokenizer_beyond_the_embedding_is_refused_with_both_numbers(tmp_path: P
 
 @cases("case", _FITS)
 def test_tokenizer_within_the_embedding_is_taken(tmp_path: Path, case: str) -> None:
-    """Also one that knows a token more, which no text has by itself, as in Gemma 3."""
+    """Also one that knows a token more, which no text has by itself, as in Gemma 3; a damaged file is told later."""
     folder = _write(tmp_path, _FITS[case])
     check_files(folder, read_config(folder))
+
+
+def test_pipe_in_place_of_a_file_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would wait for a writer for ever, in ``plan`` and at every node."""
+    path = write_model(tmp_path) / "tokenizer.json"
+    os.mkfifo(path)
+    is_pipe, opened = Path.is_fifo, Path.open
+
+    def watched(self: Path, *given: Any, **more: Any) -> Any:
+        return pytest.fail("a pipe is opened") if is_pipe(self) else opened(self, *given, **more)
+
+    monkeypatch.setattr(Path, "open", watched)
+    check_files(tmp_path, read_config(tmp_path))
+
+
+def test_pictures_of_absurdly_many_channels_are_refused(tmp_path: Path) -> None:
+    """Before a mean and a deviation are made for each: ``num_channels`` of a config was enough to fill a memory."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit", "num_channels": 300}))
+    with pytest.raises(ModelError, match="pictures of 300 channels are not read; the most are 256"):
+        check_files(tmp_path, read_config(tmp_path))
 
 
 _VIT = {"model_type": "vit", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 4}

@@ -14,7 +14,7 @@ from ringtune.config.sections import Data
 from ringtune.errors import DataError
 from ringtune.job.rows import read_rows
 from ringtune.models.family import CLASSIFICATION
-from ringtune.storage import tables
+from ringtune.storage import tables, text_files
 from ringtune.storage.tables import Record, RowAccount, table_rows
 from tests.support.cases import cases
 
@@ -176,6 +176,17 @@ def test_table_refuses_what_is_no_unicode_text(tmp_path: Path) -> None:
         assert problem in str(raised.value) and f"in line {line}" in str(raised.value)
     path.write_text(json.dumps(rows[-1]))
     assert read_rows(path, CLASSIFICATION, Data()).labels == ("1.0",)
+
+
+def test_text_without_line_ends_is_read_up_to_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of zeros takes no room on a disk, and would fill the memory."""
+    monkeypatch.setattr(text_files, "MAX_BYTES", 30)
+    (path := tmp_path / "rows.csv").write_text("text,label\na,b\n")
+    assert text_files.text_form(path).encoding == "utf-8-sig"
+    with path.open("ab") as file:
+        file.truncate(1 << 20)
+    with pytest.raises(DataError, match=r"rows\.csv, line 3 has 30 bytes or more; divide it into lines"):
+        text_files.text_form(path)
 
 
 CANARY = "canaryinarow"

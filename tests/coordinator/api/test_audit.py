@@ -12,6 +12,7 @@ from typing import Any, Final
 import pytest
 from typer.testing import CliRunner
 
+from coordinator.api import audit
 from coordinator.client.run_files import RunParts
 from coordinator.client.run_folder import RunFolder
 from coordinator.run.events import GrowingFile
@@ -290,6 +291,16 @@ def test_killed_run_is_checked_as_far_as_its_ledger_goes_and_whole_once_it_is_re
     part.unlink()
     code, output = asked(folder)
     assert code == 7 and "the ledger ends at step 4, and the run has 6 steps" in output, output
+
+
+def test_line_without_end_is_read_up_to_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of zeros takes no room on a disk, and would fill the memory."""
+    write_ledger(tmp_path / "run")
+    with (tmp_path / "run" / LEDGER).open("ab") as file:
+        file.truncate(1 << 20)
+    monkeypatch.setattr(audit, "_MAX_LINE", 1 << 16)
+    code, output = asked(tmp_path / "run")
+    assert code == 7 and "has 65,536 bytes or more" in output
 
 
 def test_run_without_a_ledger_is_refused(tmp_path: Path) -> None:

@@ -22,9 +22,10 @@ from coordinator.web.page_state import SECTIONS, PageState
 from coordinator.web.streams import SHOWN_CURVES, BrowserState, Framer, MemberStatus, PageData, Streams
 from ringtune import cli
 from ringtune.engine.events import Span
-from ringtune.errors import UsageError
+from ringtune.errors import IntegrityError, UsageError
 from ringtune.schedule.actions import Action, Op
 from ringtune.v1 import control_pb2
+from tests.support.cases import cases
 from tests.support.fake_agents import CALL_S, FakeCluster, job, run
 from tests.support.kept_runs import Gate, ended, keeping, start
 from tests.support.page_runs import PLAN, RUN_ID, beginning, metrics, profile, progress, state_of, step_line, trained
@@ -429,6 +430,25 @@ def test_folder_feed_says_once_that_its_folder_is_gone(tmp_path: Path) -> None:
     (told,) = feed()
     assert told.note == f"no further updates: {folder} can't be read any more (No such file or directory)"
     assert list(feed()) == []
+
+
+@cases("name", ["job.toml", "plan.json", "run.json", "profile.json"])
+def test_folder_feed_says_once_that_a_file_is_damaged(tmp_path: Path, name: str) -> None:
+    """The log of the page had a traceback each second."""
+    folder = begun(tmp_path / "run", 2)
+    (folder / name).write_bytes(b"\xff")
+    page_data = PageData(feed=FolderFeed(folder))
+    for now_s in (0.0, 2.0, 4.0):
+        page_data.tick(now_s)
+    told = [text for _, text, _ in page_data.state.section("events") if text.startswith("no further updates")]
+    assert [name in text for text in told] == [True]
+
+
+def test_trace_with_nodes_of_no_name_is_passed_over(tmp_path: Path) -> None:
+    """The page has no chart of the last step then."""
+    (tmp_path / "trace.json").write_text('{"traceEvents": [\n{"ph": "M", "name": "process_name", "pid": "x"}\n')
+    with pytest.raises(IntegrityError, match="a node without a name"):
+        list(trace_tail(tmp_path / "trace.json", 4))
 
 
 GONE = "r20260101-000000-00000000"

@@ -6,6 +6,7 @@ import importlib
 import io
 import itertools
 import json
+import os
 import shutil
 import struct
 import sys
@@ -181,13 +182,29 @@ def test_folder_of_pictures_passes_over_what_is_hidden_and_refuses_what_is_too_l
         picture(SIDE, SIDE).save(rows / name / "a.png")
     (rows / "cat" / "._a.png").write_bytes(b"no picture")
     (rows / "cat" / "notes.txt").write_text("x")
+    os.mkfifo(rows / "cat" / "pipe.png")  # opening it would wait for a writer
     source = make_source(vit_of_colours)
     found = source.read(rows)
     assert found.labels == ("cat", "dog")
-    assert sorted(found.left_out.values()) == [1, 2], "a note, and two that are hidden"
+    assert sorted(found.left_out.values()) == [2, 2], "a note and a pipe, and two that are hidden"
     (rows / "dog" / "b.png").write_bytes(large_png(20_000))
     with pytest.raises(DataError, match=r"b\.png is too large a picture .*400000000 pixels"):
         source.read(rows)
+
+
+def test_picture_that_would_be_huge_before_it_is_cropped_is_refused(vit_of_colours: Path, tmp_path: Path) -> None:
+    """By the model's preprocessor, or by its own shape: a line of pixels becomes as wide as its shorter side grows."""
+    folder = Path(shutil.copytree(vit_of_colours, tmp_path / "model"))
+    (tmp_path / "rows" / "cat").mkdir(parents=True)
+    for shortest, size, is_taken in ((14, (SIDE, SIDE), True), (12_000, (SIDE, SIDE), False), (1000, (200, 1), False)):
+        steps = {"size": {"shortest_edge": shortest}, "do_center_crop": True, "crop_size": SIDE}
+        (folder / PREPROCESSOR_FILE).write_text(json.dumps(steps))
+        picture(*size).save(tmp_path / "rows" / "cat" / "a.png")
+        if is_taken:
+            assert make_source(folder).read(tmp_path / "rows").labels == ("cat",)
+            continue
+        with pytest.raises(DataError, match=r"a\.png has images of shape"):
+            make_source(folder).read(tmp_path / "rows")
 
 
 TARGETS = {name: index for index, name in enumerate(tiny.LABELS)}
@@ -359,10 +376,12 @@ def test_images_refuse_damaged_files(vit: Path, tmp_path: Path, monkeypatch: pyt
     path = write_images(tmp_path / "images.npz", 20, seed=1)
     (tmp_path / "cut.npz").write_bytes(path.read_bytes()[:500])
     (tmp_path / "empty").mkdir()
-    for name in ("bad", "torn"):
+    for name in ("bad", "torn", "zip", "odd"):
         (tmp_path / name / "cat").mkdir(parents=True)
     np.save(tmp_path / "bad" / "cat" / "a.npy", np.zeros((5, 5), np.uint8))
     (tmp_path / "torn" / "cat" / "a.npy").write_bytes(b"\x93NUMPY")
+    shutil.copy(path, tmp_path / "zip" / "cat" / "a.npy")
+    (tmp_path / "odd" / "cat" / "a.npy").write_bytes(b"\x93NUMPY\x01\x00\x76\x00" + b"(" * 117 + b"\n")
     (tmp_path / "rows.csv").write_text("image,label\n")
     np.savez_compressed(tmp_path / "bomb.npz", **_arrays(more=np.zeros(1 << 22, np.uint8)))
     monkeypatch.setattr("ringtune.storage.text_files.check_archive.__kwdefaults__", {"most_bytes": 1, "factor": 200})
@@ -373,6 +392,8 @@ def test_images_refuse_damaged_files(vit: Path, tmp_path: Path, monkeypatch: pyt
         ("empty", "has no images; put them into a folder for each class"),
         ("bad", r"cat/a\.npy has images of shape \(5, 5\)"),
         ("torn", r"cat/a\.npy is no readable array"),
+        ("zip", r"cat/a\.npy is an archive of arrays; write a single one"),
+        ("odd", r"cat/a\.npy is no readable array"),
         ("rows.csv", r"images are read from \.npz or a folder per class"),
     ):
         with pytest.raises(DataError, match=message):
