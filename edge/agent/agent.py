@@ -85,6 +85,8 @@ class Agent:
         self._compute = ComputeThread()
         self._lock = threading.Lock()
         self._active: ActiveRun | None = None
+        self._ended = threading.Event()  # the last end that was begun
+        self._ended.set()
         self._data: tuple[str, Any] = ("", None)
         self.totals = Totals()
         self.access = RunAccess(options.name)
@@ -577,11 +579,19 @@ class Agent:
             active.cancelled.set()
             if self._active is active:
                 self._active = None
+            ended = self._ended = threading.Event()
         _LOG.info("run %s is over: %s", active.run_id, reason)
-        active.stop(reason)
-        if self._ring is not None:
-            self._ring.forget(active)
-        self._compute.submit(active.drop)
+        try:
+            active.stop(reason)
+            if self._ring is not None:
+                self._ring.forget(active)
+            self._compute.submit(active.drop)
+        finally:
+            ended.set()
+
+    def await_end(self, timeout_s: float) -> None:
+        """Wait for an end that another thread carries out; the compute thread then frees the run before later calls."""
+        self._ended.wait(timeout_s)
 
     def _release_other(self, run_id: str) -> None:
         active = self._active

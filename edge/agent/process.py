@@ -279,6 +279,7 @@ def give_up(agent: Agent, run_id: str, reason: str) -> None:
     active = agent.current()
     if active is not None and run_id in ("", active.run_id):
         agent.end(active, reason)
+    agent.await_end(_SAVE_S)  # else the run that another thread ends still has the lock of the node's folder
     kept, files = agent.moves.kept.everything()
     if files and run_id in ("", kept):
         try:

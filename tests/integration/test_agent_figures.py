@@ -14,7 +14,7 @@ import pytest
 from coordinator.server.server import CoordinatorServer
 from tests.integration.test_import_costs import HEAVY, NEVER
 from tests.support.cluster import START_S
-from tests.support.processes import source_environment
+from tests.support.processes import RUN_S, source_environment
 
 MAX_ADDED_BYTES = 30_000_000
 MAX_ADDED_WITH_KERNELS_BYTES = 33_000_000
@@ -48,7 +48,7 @@ def test_slice_of_two_blocks_adds_at_most_30_mb_and_loads_nothing_needless(minil
         env=source_environment() | {"PYTHONHASHSEED": "0"},
         capture_output=True,
         text=True,
-        timeout=START_S,
+        timeout=RUN_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save
 
-from tests.support.bad_input import BASE_JOB, Answer, Case, Place, Workshop, problems
+from tests.support.bad_input import ANSWER_S, BASE_JOB, Answer, Case, Place, Workshop, problems
 from tests.support.cluster import TEMPLATE
 from tests.support.processes import agents_below
 
 PARTS = 8
 PLAN = "plan job.toml --assume 2"
 TRAIN = "train job.toml --local 1 --out out"
-KILL_S = 30.0
+KILL_S = 0.8 * ANSWER_S
 GOOD = "w1 w2,good\nw3 w4,bad\n" * 8
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 90868376\n"
 INIT = "init --yes --data rows.csv --model model new.toml"

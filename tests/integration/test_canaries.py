@@ -26,6 +26,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import items, turn_sequence
 from tests.support import tiny
 from tests.support.cluster import TEMPLATE, Cluster, _plan_part
+from tests.support.failpoints import order_failure
 from tests.support.tap import Tap
 from tests.support.typed import run_here
 
@@ -177,7 +178,7 @@ def test_canaries_of_rows_and_labels_stay_with_their_owner(tmp_path: Path, caplo
     with watched(tmp_path) as cluster:
         out, good = train(cluster, "good")
         assert good.startswith("0\n"), good
-        (tmp_path / "failpoints" / "node-2").write_text("after backward 4 spoil")
+        order_failure(tmp_path / "failpoints", "node-2", "after backward 4 spoil")
         _, diverged = train(cluster, "diverged", recovery__copies="none")
         assert diverged.startswith("1\n") and "rows" in diverged, diverged
         with Path(cluster.train).open("a", encoding="utf-8") as file:

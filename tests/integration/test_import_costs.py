@@ -16,7 +16,7 @@ from tests.support.processes import REPOSITORY, source_environment
 from tests.support.tiny import write_rows
 from tests.support.tiny_families import write_family
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 200.0
 HEAVY = {"numpy", "safetensors", "tokenizers", "torch", "transformers"}
 # not Pillow: transformers asks for it at each of its places anew, and those who plot or own pictures have it
 NEVER = {

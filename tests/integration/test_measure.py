@@ -26,6 +26,8 @@ path = "model"
 [data]
 train = "train.csv"
 eval = "eval.csv"
+[runtime]
+lease_s = 30.0
 [train]
 batch_size = 8
 microbatches = 2

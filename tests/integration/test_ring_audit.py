@@ -10,6 +10,7 @@ import pytest
 from ringtune.techniques.offload import helped
 from tests.support.audit_trails import checked
 from tests.support.cluster import RING, Cluster
+from tests.support.failpoints import order_failure
 from tests.support.results import largest_difference, reference_of, trained
 
 pytestmark = pytest.mark.slow
@@ -42,7 +43,7 @@ def test_node_that_scales_its_work_is_taken_out_and_the_run_goes_on(
 
     All is repeated: the turns before it, and those after the way back, which all did rightly, name nobody.
     """
-    (orders / "c").write_text(order)
+    order_failure(orders, "c", order)
     job = audited.job(
         train__method="all",
         train__max_steps=12,

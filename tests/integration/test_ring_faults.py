@@ -15,8 +15,9 @@ from edge.transport import frames, tensors
 from edge.transport.frames import Hello
 from ringtune.schedule.actions import TensorKey
 from ringtune.v1 import ring_pb2
-from tests.support.cluster import RING, Cluster, Hold
+from tests.support.cluster import RING, START_S, Cluster, Hold
 from tests.support.meddler import Meddler
+from tests.support.trials import wait_until
 from tests.support.wire_parts import wire_proxy
 
 pytestmark = pytest.mark.slow
@@ -53,6 +54,8 @@ def test_fault_forged_frames_on_an_open_link_are_refused(tmp_path: Path) -> None
         found = cluster.run(job, plan=plan)
         for name in ("adapter/adapter.safetensors", "adapter/model_head.safetensors"):
             assert found.files[name] == wanted.files[name]
+        # nothing in the run waits for a refusal on its way back
+        wait_until(lambda: len(meddler.refusals) == 3, lambda: meddler.refusals, within_s=START_S)
         old, other_run, other_node = meddler.refusals
         assert "is of a turn that is none of turns" in old
         assert f"a frame of run '{OTHER_RUN}' arrived from node 'a'" in other_run

@@ -29,7 +29,7 @@ from tests.support.results import datasets_of, largest_difference, reference_of,
 from tests.support.stale_reference import train_stale
 
 pytestmark = pytest.mark.slow
-SETTLE_S = 30.0
+SETTLE_S = 90.0  # three times as long as a server keeps an idle worker
 
 
 def assert_trained(ring: Cluster, job: Job, outcome: Outcome) -> list[float]:

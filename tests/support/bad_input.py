@@ -39,6 +39,8 @@ BASE_JOB = """\
 path = "model"
 [data]
 train = "train.csv"
+[runtime]
+lease_s = 30.0
 [train]
 batch_size = 8
 microbatches = 2
@@ -98,13 +100,13 @@ class Case:
     is_process: bool = False
 
 
-ANSWER_S: Final = 60.0
+ANSWER_S: Final = 200.0
 """How long an answer may take; a case that hangs is a failure, not a wait."""
 
 CONNECT_S: Final = 0.5
 """How long a command here waits for a coordinator that is not there."""
 
-ENDING_S: Final = 5.0
+ENDING_S: Final = 30.0
 """How long a thread may take to end after its command."""
 
 
@@ -220,7 +222,7 @@ class Workshop:
         other = undo.enter_context(CoordinatorServer("127.0.0.1:0", lease_s=60.0))
         arguments = ["--coordinator", other.address, "--name", "other", "--watch-parent", "--memory", "1GiB"]
         agent = template.start(arguments, log=self._folder / "node.log")
-        undo.callback(agent.wait, 10.0)
+        undo.callback(agent.wait, ANSWER_S)
         undo.callback(agent.close_input)
         until_s = time.monotonic() + ANSWER_S
         while not other.coordinator.living():

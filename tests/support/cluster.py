@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from coordinator.client.local_nodes import AgentTemplate, ForkedAgent
 from coordinator.planner.given_plan import GivenPlan
 from coordinator.run.requests import RunRequest
@@ -38,6 +40,7 @@ from tests.support.fake_agents import end_lease
 from tests.support.moves import Slices, moving, slices_of
 from tests.support.processes import source_environment
 from tests.support.quick_template import COMMAND
+from tests.support.trials import wait_until
 
 START_S = 120.0
 RUN_S = 200.0
@@ -243,7 +246,8 @@ class Nodes:
         """
         with tempfile.TemporaryDirectory(prefix="ringtune-duplicate-") as folder:
             state, log, port = Path(folder) / "state", Path(folder) / "log", free_port()
-            shutil.copytree(self.state(name), state)
+            with contextlib.suppress(shutil.Error):  # the node runs: files of its run come and go meanwhile
+                shutil.copytree(self.state(name), state)
             arguments = [*self._arguments(name, coordinator, port, port, state), "--join-s", "0.1"]
             agent = TEMPLATE.get().start(arguments, log=log, environment={})
             AGENTS.add(agent)
@@ -264,8 +268,18 @@ class Nodes:
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def signal(self, name: str, number: signal.Signals) -> None:
-        """Send a signal to an agent."""
-        self.agents[name].send_signal(number)
+        """Send a signal to an agent, through its template; one that kills or stops it has done so on return."""
+        agent = self.agents[name]
+        agent.send_signal(number)
+        if number is signal.SIGKILL:
+            assert agent.wait(START_S) is not None, f"{name} is not killed"
+        elif number is signal.SIGSTOP:
+            self.wait_stopped(name)
+
+    def wait_stopped(self, name: str) -> None:
+        """Wait until an agent stands still, so that a signal to go on is not too early."""
+        process = psutil.Process(self.agents[name].pid)
+        wait_until(lambda: process.status() == psutil.STATUS_STOPPED, lambda: f"{name} goes on", within_s=START_S)
 
     def wait_exit(self, name: str) -> int:
         """The exit code of an agent that is about to end."""
@@ -330,19 +344,20 @@ class Hold:
 
     def __call__(self, event: Any) -> None:
         """Count the steps of the run."""
-        match event.WhichOneof("event"):
-            case "metrics_json" if json.loads(event.metrics_json).get("kind") == self._after:
-                self._after = ""
-            case kind if kind == self._after:
-                self._after = ""
-            case "step_json" if not self._after:
-                self._left -= 1
-                if self._left == 0:
-                    moving: Any = self._cluster.coordinator._driver._require_placed().migration
-                    if moving.grant != self._keep:
-                        self._moving, self._grant = moving, moving.grant
-                        moving.grant = self._keep
-                    self._is_open, self.has_begun = False, True
+        with self._lock:  # a step that is counted while it lets go begins no hold that nobody ends
+            match event.WhichOneof("event"):
+                case "metrics_json" if json.loads(event.metrics_json).get("kind") == self._after:
+                    self._after = ""
+                case kind if kind == self._after:
+                    self._after = ""
+                case "step_json" if not self._after:
+                    self._left -= 1
+                    if self._left == 0:
+                        moving: Any = self._cluster.coordinator._driver._require_placed().migration
+                        if moving.grant != self._keep:
+                            self._moving, self._grant = moving, moving.grant
+                            moving.grant = self._keep
+                        self._is_open, self.has_begun = False, True
 
     def _keep(self, turns: Any, keep: Any = None) -> None:
         with self._lock:

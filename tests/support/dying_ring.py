@@ -81,8 +81,10 @@ class DyingCoordinator:
             self.num_returns += 1
 
     def kill(self) -> None:
-        """Kill it now; it comes back."""
+        """Kill it now, and wait for its end; it comes back."""
+        deaths = self.num_deaths
         self._process.send_signal(signal.SIGKILL)
+        wait_until(lambda: self.num_deaths > deaths, lambda: "the coordinator is not killed", within_s=RUN_S)
 
     def close(self) -> None:
         """End it for good."""
@@ -172,7 +174,7 @@ class DyingRing:
             order_failure(self.coordinator.orders, loses, "backward 24 kill")
             threading.Thread(target=self._replace, args=(loses, deaths, lost), daemon=True).start()
         if node:
-            done = order_failure(self.coordinator.orders, node, f"{order} delay 0.2")
+            done = order_failure(self.coordinator.orders, node, f"{order} stop")
             threading.Thread(target=self._kill_when_done, args=(node, done), daemon=True).start()
         else:
             order_failure(self.coordinator.orders, NAME, f"{order} kill")
@@ -245,7 +247,7 @@ class DyingRing:
             self._wait_over(deaths + with_coordinator)
             run_id = read_run_file(out / "run.json")["run_id"]
             done = run_here(TEMPLATE.get, "fetch", run_id, "--out", fetched, *where)
-            error = done.stderr
+            error = done.stderr if done.returncode else ""
         except RingTuneError as failure:
             error = f"{type(failure).__name__}: {failure}"
         return self._trial(fetched, began_s, deaths, error)
@@ -259,9 +261,12 @@ class DyingRing:
                 pass
 
     def _kill_when_done(self, node: str, done: Path) -> None:
+        """Kill the coordinator while the node stands still at its place, and let the node go on."""
         while (self.coordinator.orders / node).exists() or done.exists():  # until the place, then the next order
             if done.exists():
+                self._nodes.wait_stopped(node)
                 self.coordinator.kill()
+                self._nodes.signal(node, signal.SIGCONT)
                 return
             time.sleep(POLL_S / 10)
 

@@ -134,7 +134,10 @@ class Failpoints:
             self._left -= 1
             if self._left:
                 return None
-            self._path.rename(self._done)
+            try:
+                self._path.rename(self._done)
+            except FileNotFoundError:  # it was taken back just now
+                return None
             if order.failure in HOSTILE:
                 self.hostile = order
                 return None
@@ -152,13 +155,12 @@ class Failpoints:
     def _read(self) -> Order | None:
         try:
             found = self._path.stat()
-        except FileNotFoundError:
+            stamp = (found.st_ino, found.st_mtime_ns)
+            if stamp != self._stamp:
+                self._order, self._stamp = Order.parse(self._path.read_text()), stamp
+                self._left = self._order.count
+        except FileNotFoundError:  # there is none, or it was taken back just now
             self._order, self._stamp = None, (0, 0)
-            return None
-        stamp = (found.st_ino, found.st_mtime_ns)
-        if stamp != self._stamp:
-            self._order, self._stamp = Order.parse(self._path.read_text()), stamp
-            self._left = self._order.count
         return self._order
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from coordinator.server.certificate_authority import Authority
 from edge.agent import process
+from edge.agent.active_run import ActiveRun
 from edge.agent.process import CoordinatorCalls, count_rows, give_up, run_agent
 from edge.checkpoint.snapshots import TurnSnapshots
 from edge.options import AgentOptions
@@ -25,6 +27,7 @@ from ringtune.transport.speaker import Removal, Removals, Speaker, speaking_as
 from ringtune.v1 import control_pb2
 from tests.coordinator.server.test_certificate_authority import running
 from tests.support.trust_parts import DAY_S
+from tests.support.two_agents import RUN, TwoAgents
 
 WAIT_S = 20.0
 
@@ -99,6 +102,9 @@ class FakeAgent:
             raise self._error
         work()
 
+    def await_end(self, timeout_s: float) -> None:
+        """No other thread ends a run."""
+
     def release(self, run_id: str, reason: str) -> None:
         """Let go of what is kept."""
         self.asked.append(f"release {run_id or 'any'}")
@@ -125,6 +131,46 @@ def test_last_turns_are_saved_between_the_end_of_a_run_and_its_release(caplog: p
         give_up(agent, run_id, "gone")
         assert agent.asked == asked
     assert caplog.text.count("the last turns of run run are not saved: waited 60 s") == 1
+
+
+def test_last_turns_are_saved_after_the_end_that_another_thread_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Links, whose peers are gone, take their time to close; only then does the run let go of the node's folder."""
+    two, done, is_closing, may_close = TwoAgents(), list[str](), threading.Event(), threading.Event()
+    agent: Any = two.agents["a"]
+    two.prepare_all()
+    agent.moves.kept.begin(RUN)
+    agent.moves.kept.keep(RUN, 8, "a", b"file")
+
+    def stop(run: ActiveRun, reason: str, stop: Any = ActiveRun.stop) -> None:
+        stop(run, reason)
+        is_closing.set()
+        assert may_close.wait(WAIT_S)
+
+    def drop(run: ActiveRun, drop: Any = ActiveRun.drop) -> None:
+        done.append(f"drop {run.node}")
+        drop(run)
+
+    def await_end(timeout_s: float, await_end: Any = agent.await_end) -> None:
+        may_close.set()
+        await_end(timeout_s)
+
+    def save() -> None:
+        done.append("save")
+        may_close.set()
+
+    monkeypatch.setattr(ActiveRun, "stop", stop)
+    monkeypatch.setattr(ActiveRun, "drop", drop)
+    agent.await_end, agent.moves.save = await_end, save
+    ending = threading.Thread(target=agent.end, args=(agent.current(), "a peer is gone"))
+    ending.start()
+    try:
+        assert is_closing.wait(WAIT_S)
+        give_up(agent, "", "gone")
+    finally:
+        may_close.set()
+        ending.join(WAIT_S)
+        two.close()
+    assert done[:2] == ["drop a", "save"]
 
 
 def test_signal_is_taken_while_the_main_thread_holds_the_lock_of_what_it_waits_for(
