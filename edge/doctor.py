@@ -403,7 +403,7 @@ def check_other(address: str) -> list[Check]:
 
 
 _CALL_S = 5.0
-_WHY_S = 1.0
+_WHY_S = 5.0
 _NUM_CALLS = 3
 _MUCH_SKEW_S = 1.0
 

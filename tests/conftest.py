@@ -14,7 +14,7 @@ from importlib.metadata import version
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from ringtune.machine import process
 from tests.support import leaks
@@ -57,7 +57,9 @@ if not version("transformers").startswith("4."):
     sys.meta_path.insert(0, _WithoutOracle())
 
 # The same examples in every run, and no limit per example: a busy machine is no failure (pytest has its timeout).
-settings.register_profile("ringtune", deadline=None, derandomize=True, database=None)
+settings.register_profile(
+    "ringtune", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("ringtune")
 
 

@@ -35,7 +35,7 @@ COMMAND: Final = (sys.executable, "-P", "-m", "edge.template", "_" * 100)
 """The command of a template; its last word is room for each agent's own command line."""
 
 _WHO: Final = "the template of the local nodes"
-_FORK_S: Final = 30.0
+_FORK_S: Final = 60.0
 _END_S: Final = 30.0
 _MAX_BYTES: Final = 1 << 16
 

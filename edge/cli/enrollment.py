@@ -279,15 +279,18 @@ def announced(
 def _read(
     network: Any, names: queue.Queue[str], deadline_s: float, enough: Callable[[Announcement], bool]
 ) -> list[Announcement]:
-    """Request the announcement of each name, until the deadline or ``enough``."""
+    """Request the announcement of each name, until the deadline or ``enough``; again of one that is slow to tell it."""
     announcements: list[Announcement] = []
     num_names = 0
     while num_names < MAX_FOUND and (left_s := deadline_s - time.monotonic()) > 0:
-        with contextlib.suppress(queue.Empty):
+        with contextlib.suppress(queue.Empty, queue.Full):
             name = names.get(timeout=left_s)
             num_names += 1
             info = network.get_service_info(SERVICE, name, timeout=min(_ASK_MS, max(1, int(left_s * 1000))))
-            announcement = info and read_announcement(
+            if info is None:
+                names.put_nowait(name)
+                continue
+            announcement = read_announcement(
                 name.removesuffix(f".{SERVICE}"), info.parsed_addresses(), info.port, info.properties
             )
             if announcement is not None:

@@ -35,6 +35,7 @@ import re
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple
@@ -198,7 +199,7 @@ def main() -> int:
         return 1
     _, most_bytes = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, most_bytes))
-    seconds = math.ceil(head["limit_s"])
+    seconds = math.ceil(time.process_time() + head["limit_s"])  # a slow board may take long to start
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     sys.stdout.buffer.write(_READY)
     sys.stdout.buffer.flush()

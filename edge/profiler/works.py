@@ -393,7 +393,7 @@ class Bench:
         return settle_of(self._device)
 
 
-_FLUSH_S = 5.0
+_FLUSH_S = 60.0
 
 
 def handling_s(plan: Plan, node: str, clock: Callable[[], float]) -> float:

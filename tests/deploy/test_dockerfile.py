@@ -29,14 +29,14 @@ def build(folder: Path, *, machine: str, found: str = "cpu", **arguments: str) -
     (step,) = [line[4:] for line in instructions() if line.startswith("RUN ") and "$TORCH " in line]
     for name, script in {
         "uname": f"echo {machine}",
-        "pip": f"echo $* >> {folder}/pip.log",
+        "pip": f"echo $* >> '{folder}/pip.log'",
         "python": f"echo {found}",
     }.items():
         (folder / name).write_text(f"#!/bin/sh\n{script}\n")
         (folder / name).chmod(0o755)
     environment = {"PATH": f"{folder}:{os.environ['PATH']}", **values}
     done = subprocess.run(  # noqa: S603 - the file's own step
-        ["/bin/sh", "-c", step], env=environment, capture_output=True, text=True, timeout=20.0
+        ["/bin/sh", "-c", step], env=environment, capture_output=True, text=True, timeout=120.0
     )
     log = folder / "pip.log"
     return done.returncode, log.read_text().strip() if log.exists() else "", done.stderr

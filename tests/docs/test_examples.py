@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import shlex
 import struct
 import tarfile
 from collections.abc import Mapping
@@ -171,7 +172,8 @@ def test_main_names_files_that_are_elsewhere_than_the_job_says(
     """The printed command works for another folder too; for the usual one it is the short one."""
     made = {"model.path": tmp_path / "model"}
     prepare_parts.main("squad", lambda to, source: made, ["--to", str(tmp_path)])
-    assert capsys.readouterr().out.strip().endswith(f"--out {tmp_path / 'run'} --set model.path={tmp_path / 'model'}")
+    words = ["--out", str(tmp_path / "run"), "--set", f"model.path={tmp_path / 'model'}"]
+    assert capsys.readouterr().out.strip().endswith(shlex.join(words))
     prepare_parts.main("squad", lambda to, source: made, [])
     assert capsys.readouterr().out.strip().endswith("--local 3 --out build/examples/squad/run")
 

@@ -20,7 +20,7 @@ from edge import template as module
 from ringtune.errors import RingTuneError
 from tests.support.processes import source_environment
 
-WAIT_S = 30.0
+WAIT_S = 120.0
 
 # Serves as the real one does; what is forked tells what it finds, or waits for the end of its input.
 STAND_IN = """
@@ -44,7 +44,7 @@ def be_agent():
         "arguments": sys.argv[1:], "session": os.getsid(0), "pid": os.getpid(), "threads": count_threads(),
         "variable": os.environ.get("RINGTUNE_TEST"), "handler": signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL,
         "drawn": [random.random(), secrets.token_hex(8)], "files": sorted(os.listdir("/proc/self/fd")),
-    }))
+    }), flush=True)
     sys.stderr.write("on the other stream\\n")
     return 7
 

@@ -20,7 +20,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, Turn, turn_sequence
 from ringtune.storage.pieces import Pieces
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class FakeExecutor:

@@ -39,7 +39,7 @@ _LOG = logging.getLogger(__name__)
 _CALL_S: Final = 10.0
 _RENEW_S: Final = 3.0
 """Time limit of a renewal, short because a node's next heartbeat waits for it."""
-_REFUSAL_S: Final = 3.0
+_REFUSAL_S: Final = 20.0
 _RENEW_AGAIN_S: Final = 600.0
 _MOVE_AGAIN_S: Final = 20.0
 _TRIES: Final = 3

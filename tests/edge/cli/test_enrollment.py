@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import queue
+import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +21,7 @@ from edge.cli.enrollment import choose_trust, find_coordinator, read_token, reso
 from edge.options import default_name, default_state
 from ringtune import __version__, cli
 from ringtune.errors import ConnectionFailedError, TokenError, TrustError, UsageError
-from ringtune.transport.discovery import Announcement
+from ringtune.transport.discovery import SERVICE, Announcement, words_of
 from ringtune.transport.identity import Identity, read_identity
 from ringtune.transport.parties import IDENTITY, Party, Token, make_secret, node_party, node_trust
 from ringtune.transport.speaker import Speaker, speak_as, speaker
@@ -273,14 +276,33 @@ def test_announced_coordinator_is_found_on_the_loopback_interface(
 ) -> None:
     """Announced and found by the real library; with the token of another authority it is refused."""
     said: list[str] = []
-    with announcing("127.0.0.1:7171", asked=True, authority_sha256=HASH, say=said.append) as is_announced:
+    sha256 = secrets.token_hex(32)  # other tests of this machine may announce theirs
+    with announcing("127.0.0.1:7171", asked=True, authority_sha256=sha256, say=said.append) as is_announced:
         assert is_announced and not said
-        found = enrollment.announced(60.0, interfaces=["127.0.0.1"], enough=lambda one: one.authority == HASH[:16])
-    assert [(one.address, one.version) for one in found] == [("127.0.0.1:7171", __version__)]
-    monkeypatch.setattr(enrollment, "announced", lambda look_s: found)
-    assert find(tmp_path, token=token_in(tmp_path)) == "127.0.0.1:7171"
+        found = enrollment.announced(60.0, interfaces=["127.0.0.1"], enough=lambda one: one.authority == sha256[:16])
+    assert (found[-1].address, found[-1].version) == ("127.0.0.1:7171", __version__)
+    monkeypatch.setattr(enrollment, "announced", lambda look_s: found[-1:])
+    assert find(tmp_path, token=token_in(tmp_path, sha256)) == "127.0.0.1:7171"
     with pytest.raises(TrustError, match=r"127\.0\.0\.1:7171 .*none has the authority"):
         find(tmp_path, token=token_in(tmp_path, "f" * 64))
+
+
+def test_announcement_that_is_told_late_is_asked_for_again() -> None:
+    """Its coordinator may be busy; meanwhile the others are read."""
+    asked: list[str] = []
+
+    def told(_: str, name: str, *, timeout: int) -> Any:
+        asked.append(name.partition(".")[0])
+        words = {name.encode(): word for name, word in words_of(__version__, HASH).items()}
+        info = SimpleNamespace(parsed_addresses=lambda: ["127.0.0.1"], port=7171, properties=words)
+        return None if asked == ["late"] else info
+
+    names: queue.Queue[str] = queue.Queue()
+    for name in ("late", "desk"):
+        names.put(f"{name}.{SERVICE}")
+    network, end_s = SimpleNamespace(get_service_info=told), time.monotonic() + 60.0
+    found = enrollment._read(network, names, end_s, lambda one: one.name == "late")
+    assert [one.name for one in found] == ["desk", "late"] and asked == ["late", "desk", "late"]
 
 
 @pytest.mark.parametrize(("address", "asked"), [("127.0.0.1:7070", None), ("192.0.2.1:7070", False)])

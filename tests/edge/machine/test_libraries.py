@@ -13,7 +13,7 @@ from edge.machine.libraries import ComputeThread
 from ringtune.costs.memory_sizes import KEPT_KERNELS, KERNEL_BYTES
 from ringtune.errors import InterruptedRunError
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 def test_compute_thread_refuses_what_comes_after_its_end() -> None:

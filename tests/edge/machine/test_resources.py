@@ -99,6 +99,7 @@ from edge.machine.resources import keep_freed_memory, return_freed_memory
 library = ctypes.CDLL(None)
 library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
 library.free.argtypes = (ctypes.c_void_p,)
+library.prctl(41, 1, 0, 0, 0)  # no huge pages, of which a block of 4 MiB would need three: PR_SET_THP_DISABLE
 library.posix_memalign.argtypes = (ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t, ctypes.c_size_t)
 
 def faults():

@@ -263,6 +263,7 @@ def test_prefetcher_hints_the_whole_file_and_ends(tmp_path: Path, monkeypatch: p
             is_done.set()
 
     monkeypatch.setattr(os, "posix_fadvise", advise)
+    monkeypatch.setattr("edge.model.optimizer_state._CLOSE_S", 60.0)
     prefetcher = Prefetcher()
     prefetcher.ask(tmp_path / "gone")
     prefetcher.ask(path)

@@ -21,6 +21,7 @@ from edge.runtime.reporter import Reporter
 from ringtune.costs.memory_terms import MemoryEstimate
 from ringtune.costs.profile import PART_OF, WHOLE_WORKS, Work, WorkTime
 from ringtune.errors import DeadlineError, PlanError, RingTuneError, StorageError
+from ringtune.machine.resources import PROC, proc_bytes
 from ringtune.models.families import DESCRIBED
 from ringtune.models.family import CAUSAL_LM
 from ringtune.schedule.actions import Action, Op
@@ -60,9 +61,9 @@ def test_handling_that_fails_ends_with_its_error(monkeypatch: pytest.MonkeyPatch
 
 
 def test_handling_is_no_time_of_reports_that_were_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports that take too long are an error, not five seconds for every action."""
+    """Reports that take too long are an error, not a minute for every action."""
     monkeypatch.setattr(Reporter, "flush", lambda self, timeout_s: False)
-    with pytest.raises(DeadlineError, match="5 s for the reports"):
+    with pytest.raises(DeadlineError, match="60 s for the reports"):
         handling_s(make_plan([("a", 0, 4)], ["a"], num_steps=2), "a", lambda: 0.0)
 
 
@@ -260,9 +261,13 @@ LARGE = LlamaShape(blocks=2, width=512, inner=768, words=48 << 10, heads=8, key_
 def test_measuring_takes_no_more_than_its_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a board with just enough, of an owner with a token table and a decoder of 24 MiB each in int8.
 
-    Such a board returns freed memory at once. 16 MiB are for code; a copy of one in float32, 96 MiB, has no room.
+    Such a board returns freed memory at once. 16 MiB are for what libraries keep; a copy of one in float32, 96 MiB, has
+    no room. Pages of libraries do not count: how many are mapped at once depends on the page cache.
     """
     needs: list[int] = []
+
+    def file_bytes() -> int:
+        return proc_bytes(PROC / "self" / "status", "RssFile") or 0
 
     def fit(estimate: MemoryEstimate, _: int) -> None:
         needs.append(estimate.total_bytes)
@@ -276,10 +281,10 @@ def test_measuring_takes_no_more_than_its_estimate(tmp_path: Path, monkeypatch: 
             rows = ring.make_datasets(job, folder, tmp_path, ("a",), num_rows=20, eval_rows=3)["a"]
             release_memory()
             reset_peak()
-            before = rss_bytes()
+            before, files = rss_bytes(), file_bytes()
             bench = ring.make_bench(folder, job, rows, frozen=FrozenWeights(dtype="int8"))
             bench.measure(QUICK, budget_s=0.0, disk=None)
-            added = peak_rss_bytes() - before
+            added = peak_rss_bytes() - before - max(0, file_bytes() - files)
             del bench
     finally:
         keep_freed_memory()

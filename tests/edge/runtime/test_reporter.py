@@ -26,7 +26,7 @@ from tests.support.fake_agents import job
 from tests.support.plans import changed, make_plan
 from tests.support.replay import replay
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 COORDINATOR_LEADS_S = 1.7e9
 
 

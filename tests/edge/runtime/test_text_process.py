@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import select
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 
 from edge.data.tokens import load_tokenizer
 from edge.runtime import inference, text_process
-from edge.runtime.inference import main
+from edge.runtime.inference import main, next_tokens
 from edge.runtime.text_process import TextModel
 from ringtune.job.job import load_job
 from tests.support import chat_models
@@ -127,8 +129,17 @@ def test_text_is_as_long_as_memory_allows(tmp_path: Path, monkeypatch: pytest.Mo
 def test_process_answers_line_by_line_and_ends_with_its_input(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A stop ends the answer that it names, and no other one; what can't be loaded is told by the exit code."""
-    model_in(tmp_path, max_position_embeddings=4096)
+    """A stop ends the answer that it names, and no other one; what can't be loaded is told by the exit code.
+
+    Nothing but the stop ends the first answer, so that it may be read at any time.
+    """
+    model_in(tmp_path)
+
+    def tokens(*args: Any, **options: Any) -> Iterator[int]:
+        found = next_tokens(*args, **options)
+        return found if args[2].max_new_tokens == 8 else itertools.repeat(next(found))
+
+    monkeypatch.setattr(text_process, "next_tokens", tokens)
     (of_process, to_process), (of_test, to_test) = os.pipe(), os.pipe()
     monkeypatch.setattr(text_process, "die_with_parent", bool)
     words = [str(tmp_path / "job.toml"), str(tmp_path / "base"), "1"]
@@ -149,13 +160,13 @@ def test_process_answers_line_by_line_and_ends_with_its_input(
 
             assert "ready" in json.loads(next(events))
             assert select.select([stdin], [], [], 0)[0] and not os.read(stdin.fileno(), 1)  # as a library finds it
-            send(id=1, prompt="yes", **(HOW | {"max_new_tokens": 4000}))
+            send(id=1, prompt="yes", **(HOW | {"max_new_tokens": 40, "seconds": 60}))
             assert "piece" in next(one for one in map(json.loads, events) if "began" not in one)
             send(stop=1)
             assert ended(1) == "stopped"
             send(id=2, prompt="yes", **HOW)
             assert ended(2) == "length"
-        process.join(20)
+        process.join(60)
         assert not process.is_alive()
     with Path(os.devnull).open() as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
