@@ -164,7 +164,8 @@ class Connection:
     def await_answer(self, wait_s: float, *, on_silence: Callable[[], None]) -> bool:
         """Ask until the coordinator answers; return whether it answered at once, else call ``on_silence`` first.
 
-        Raises ``ConnectionFailedError``: it did not answer within ``wait_s``.
+        With ``wait_s`` = 0 it is asked once, and nobody is told. Raises ``ConnectionFailedError``: it did not answer
+        within ``wait_s``.
         """
         deadline_s, is_first = time.monotonic() + wait_s, True
         while True:
@@ -172,6 +173,9 @@ class Connection:
                 self._reread()
                 require_compatible(f"coordinator {self.address}", self.status().version)
             except (ConnectionFailedError, DeadlineError) as error:
+                if is_first and wait_s:  # however long the first answer was waited for
+                    on_silence()
+                is_first = False
                 if time.monotonic() + _ASK_AGAIN_S > deadline_s:
                     text = (
                         f"coordinator {self.address} has not answered for {wait_s:g} s; once it is restarted, it "
@@ -180,9 +184,6 @@ class Connection:
                     raise ConnectionFailedError(text) from error
             else:
                 return is_first
-            if is_first:
-                on_silence()
-            is_first = False
             time.sleep(_ASK_AGAIN_S)
 
     def events(self, run_id: str, *, wait: bool, whole: bool, with_files: bool) -> Iterator[control_pb2.RunEvent]:

@@ -329,6 +329,8 @@ class Client(Connection):
         request = control_pb2.DrainRequest(run_id=outcome.run_id, reason="stopped by the user")
         try:
             self._stub.Drain(request, timeout=CALL_S)
+        except ValueError as error:  # of gRPC: the run has ended meanwhile, and the connection is closed
+            _LOG.info("the coordinator is not asked to end a run that has ended: %s", error)
         except grpc.RpcError as error:
             _LOG.info("the coordinator was not asked to end the run: %s", error)
             progress.note("the coordinator can't be asked to end the run; Ctrl-C again stops at once")

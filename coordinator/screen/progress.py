@@ -365,11 +365,11 @@ class WaitNotice(Progress):
 
     Args:
         what: the reason of the wait, e.g. ``reading train.csv``.
-        quiet_s: time without a notice, in seconds.
+        quiet_s: time without a notice, in seconds; None = ``QUIET_S``.
     """
 
-    def __init__(self, what: str, *, stream: TextIO | None = None, quiet_s: float = QUIET_S) -> None:
-        self._what, self._quiet_s = what, quiet_s
+    def __init__(self, what: str, *, stream: TextIO | None = None, quiet_s: float | None = None) -> None:
+        self._what, self._quiet_s = what, QUIET_S if quiet_s is None else quiet_s
         self._stream = sys.stderr if stream is None else stream
         self._since_s = time.monotonic()
         self._changed = threading.Condition()

@@ -50,6 +50,8 @@ MAX_OF_AN_ADDRESS: Final = 128
 """Half of all: an address may be a tunnel for several browsers, each with some connections."""
 REQUEST_S: Final = 10.0
 """Time limit for line and headers of a request, from the connection or from their first byte."""
+GOODBYE_S: Final = 1
+"""Time limit of the last frames and answers, in whole seconds, when the server ends."""
 UNREAD_S: Final = 30.0
 """Time limit of a reader for what was written; longer than that for a frame of a stream, which says why it ends."""
 
@@ -77,7 +79,7 @@ def http_server(app: ASGIApp) -> uvicorn.Server:
             date_header=False,
             proxy_headers=False,
             limit_concurrency=MAX_CONNECTIONS,
-            timeout_graceful_shutdown=1,
+            timeout_graceful_shutdown=GOODBYE_S,
         )
     )
 

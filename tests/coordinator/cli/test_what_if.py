@@ -32,7 +32,7 @@ from tests.support import plans
 from tests.support.moves import moving, slices_of
 from tests.support.plans import changed
 from tests.support.predictions import MOVE_S, PLAN, PROFILE, asked, ringtune, tiny_job, write_pair, write_run
-from tests.support.processes import source_environment
+from tests.support.processes import RUN_S, source_environment
 from tests.support.profiles import all_pairs, profile_of
 
 EXPECTED = predict(PLAN, PROFILE)
@@ -368,7 +368,7 @@ def test_sweep_is_the_same_for_any_number_of_workers(pair: tuple[str, ...], tmp_
     """One process or two: the very same CSV."""
     sweep = ("what-if", *pair, "--sweep", "bob.compute=1,2", "--csv")
     command = [sys.executable, "-m", "ringtune.cli", *sweep, str(tmp_path / "2.csv"), "--jobs", "2"]
-    subprocess.run(command, check=True, env=source_environment(), capture_output=True, timeout=60)  # noqa: S603 - our own
+    subprocess.run(command, check=True, env=source_environment(), capture_output=True, timeout=RUN_S)  # noqa: S603 - our own
     assert ringtune(*sweep, tmp_path / "1.csv", "--jobs", "1").exit_code == 0
     assert (tmp_path / "1.csv").read_text() == (tmp_path / "2.csv").read_text()
 

@@ -250,10 +250,38 @@ def test_ctrl_c_before_a_run_that_is_refused_asks_nobody(monkeypatch: pytest.Mon
     with FakeCluster() as cluster, Client(cluster.server.address) as client:
         with pytest.raises(JobError, match="shorter than this coordinator's"):
             client.run(RunRequest(job=job(runtime__lease_s=1.0)), progress=notes, folder=None, interrupts=interrupts)
-        for thread in [one for one in threading.enumerate() if one.name == "drain"]:
-            thread.join(CALL_S)
-            assert not thread.is_alive()
+        await_drains()
     assert notes.texts == ["stopping; nothing is being trained now, so no checkpoint is added"]
+
+
+def await_drains() -> None:
+    """Wait for the threads that ask for the end of a run; an error of one fails the test."""
+    for thread in [one for one in threading.enumerate() if one.name == "drain"]:
+        thread.join(CALL_S)
+        assert not thread.is_alive()
+
+
+def test_ctrl_c_as_a_run_ends_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command may close its connection before the thread of the signal asks: that is no error of the thread."""
+    interrupts, notes, closed, texts = Interrupts(), Notes(), threading.Event(), list[str]()
+
+    def stop(event: control_pb2.RunEvent) -> None:
+        if event.done:
+            interrupts._on_signal(2, None)
+
+    def note(text: str) -> None:
+        if text.startswith("stopping"):
+            assert closed.wait(CALL_S)
+        texts.append(text)
+
+    monkeypatch.setattr(notes, "note", note)
+    with FakeCluster("a", "b") as cluster:
+        with Client(cluster.server.address) as client:
+            request = RunRequest(job=JOB, num_nodes=2)
+            assert client.run(request, progress=notes, folder=None, interrupts=interrupts, sinks=(stop,)).is_done
+        closed.set()
+        await_drains()
+    assert texts[-1].startswith("stopping")
 
 
 def go_on(out: Path, wanted: Job, *, notes: Notes | None = None, **more: Any) -> FakeCluster:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import math
 import queue
@@ -23,6 +24,7 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from coordinator.run.members import Member
+from coordinator.server import server as servicer
 from coordinator.server.certificate_authority import (
     DAYS,
     FILE,
@@ -54,6 +56,7 @@ from ringtune.transport.identity import (
     requested_key,
     write_identity,
 )
+from ringtune.transport.open_calls import TokenBucket
 from ringtune.transport.parties import (
     ANY_MEMBER,
     COORDINATOR,
@@ -408,11 +411,11 @@ ALICE = Party("submitter", "alice")
 
 
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[tuple[TrustKeeper, str]]:
+def running(folder: Path, clock: Callable[[], float] = time.time) -> Iterator[tuple[TrustKeeper, str]]:
     """A coordinator with a trust folder, which is made unless it exists, and its address."""
     if not folder.exists():
         init_trust(folder, time.time())
-    keeper = TrustKeeper(folder)
+    keeper = TrustKeeper(folder, clock=clock)
     with speaking_as(keeper.speaker):
         server = CoordinatorServer("127.0.0.1:0", lease_s=10.0, keeper=keeper)
     with server:
@@ -550,6 +553,7 @@ def test_joining_past_silent_strangers_and_wrong_tokens(tmp_path: Path, monkeypa
     """Strangers hold 60 calls that say nothing: a token is taken at once. After 20 wrong tokens their address waits."""
     trust = tmp_path / "trust"
     monkeypatch.setattr(enrollment, "_BUSY_S", 0.0)
+    monkeypatch.setattr(servicer, "TokenBucket", functools.partial(TokenBucket, now_s=lambda: 0.0))  # no minute passes
     with running(trust) as (_, address), contextlib.ExitStack() as stack:
         token = invited(trust)
         there = f"127.0.0.1:{token.port}"
@@ -752,8 +756,8 @@ def test_joining_renews_few_times_an_hour(tmp_path: Path) -> None:
 
 def test_joining_of_guests_is_by_invitation_of_a_user(tmp_path: Path) -> None:
     """Their names are of one form, their certificates end after a day, renewed ones too, and they are no hosts."""
-    trust = tmp_path / "trust"
-    with running(trust) as (keeper, address):
+    trust, now_unix_s = tmp_path / "trust", time.time()
+    with running(trust, lambda: now_unix_s) as (keeper, address):
         guest = node_party("eval-0123abcd")
         with pytest.raises(TrustError, match="node pi is no guest"):
             keeper.invite("pi", user="alice")
@@ -768,7 +772,7 @@ def test_joining_of_guests_is_by_invitation_of_a_user(tmp_path: Path) -> None:
         keeper.invite("eval-00000000", user="bob")
         with pytest.raises(BusyError, match="take another name"):  # who joins later would be the guest of this user
             keeper.invite("eval-00000000", user="carol")
-        assert identity.facts.ends_unix_s - time.time() == pytest.approx(DAY_S, abs=60)
+        assert identity.facts.ends_unix_s - now_unix_s == pytest.approx(DAY_S, abs=1.5)
         speaker = Speaker(identity)
         assert identity.facts.renew_at_unix_s == identity.facts.ends_unix_s
         with membership(address, speaker) as stub:

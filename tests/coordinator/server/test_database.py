@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import sqlalchemy
@@ -34,16 +35,24 @@ LEASE_S = 10.0
 
 
 class Pair:
-    """Two coordinators of one database, each with a clock of its own that a test sets."""
+    """Two coordinators of one database, each with a clock of its own that a test sets, and with beats that it calls.
+
+    Attributes:
+        beating: who has begun to beat. Beats by the clock of this machine would renew a lease on the test's clock.
+    """
 
     def __init__(self, url: str) -> None:
         self.now_s = {"a": 1000.0, "b": 5.0}
         self.lost: list[str] = []
-        self.a, self.b = (
-            Database(url, lease_s=LEASE_S, holder=name, clock=functools.partial(self._clock, name))
-            for name in ("a", "b")
-        )
+        self.beating: list[str] = []
+        self.a, self.b = self._coordinator(url, "a"), self._coordinator(url, "b")
         self.a.on_lost = self.lost.append
+
+    def _coordinator(self, url: str, name: str) -> Database:
+        made = Database(url, lease_s=LEASE_S, holder=name, clock=functools.partial(self._clock, name))
+        thread: Any = SimpleNamespace(start=lambda: self.beating.append(name), is_alive=lambda: False)
+        made._thread = thread
+        return made
 
     def _clock(self, name: str) -> float:
         return self.now_s[name]
@@ -180,8 +189,8 @@ def test_write_outlasts_a_database_that_is_away_for_less_than_a_lease(
 
 def test_beat_that_fails_is_soon_repeated(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """A database that is away for most of a lease, and back before its end, costs nothing."""
-    monkeypatch.setattr(pair.a._thread, "start", lambda: None)  # its work is done here
     pair.a.take()
+    assert pair.beating == ["a"]
     beat, waits = pair.a.beat, list[float]()
 
     def wait(seconds: float) -> bool:

@@ -481,7 +481,7 @@ def test_page_of_a_kept_run_shows_what_it_did_and_what_comes(tmp_path: Path) -> 
             assert page_data.state.steps_done == 0
             gate.open.set()
             until(page_data, lambda state: state.steps_done == 8)
-        feed._thread.join(CALL_S)
+        feed._thread.join(CALL_S)  # until the next event
         assert not feed._thread.is_alive()
         ended(client, run_id)
         with followed(client, run_id) as feed:
