@@ -118,6 +118,9 @@ def shard_digest(step: int) -> str:
 class FakeAgent(control_pb2_grpc.AgentServicer):
     """One node: does at once what it is told, and remembers it.
 
+    What it reports while it answers a grant is of the run of that grant, however late, and also if another run has
+    begun meanwhile.
+
     Args:
         node: its name.
         coordinator: address to join and report to.
@@ -155,7 +158,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         self.node = node
         self.plan: Plan | None = None
         self.grants: GrantReader | None = None
-        self.run_id = ""
+        self._asked_by, self._granting = "", threading.local()
         self.log: list[str] = []
         self.loaded: dict[str, bytes] = {}
         self.released = threading.Event()
@@ -183,6 +186,11 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         self._server.start()
         self._channel = grpc.insecure_channel(coordinator, options=CLIENT_OPTIONS)
         self.stub = control_pb2_grpc.CoordinatorStub(self._channel)
+
+    @property
+    def run_id(self) -> str:
+        """The run of the grant that this thread answers; of other threads the one that asked last."""
+        return getattr(self._granting, "run_id", self._asked_by)
 
     def join(self, instance: str = "") -> None:
         """Become a member, as this process or another one of the same name."""
@@ -214,7 +222,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
     def Inspect(self, request: Any, context: grpc.ServicerContext) -> control_pb2.InspectReply:
         """Made-up facts."""
         self._enter("inspect", context)
-        self.run_id = request.run_id
+        self._asked_by = request.run_id
         self.inspected = request
         self.on_inspect()
         times = {} if request.measure else NO_TIMES
@@ -263,10 +271,14 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         turns = list(self.grants.turns(request))
         self.keeps_from.append(request.keep_from_step)
         self.granted.set()
-        if self._on_grant is not None:
-            self._on_grant(self, turns)
-        else:
-            self.stub.Report(self.report(turns), timeout=CALL_S)
+        self._granting.run_id = request.run_id
+        try:
+            if self._on_grant is not None:
+                self._on_grant(self, turns)
+            else:
+                self.stub.Report(self.report(turns), timeout=CALL_S)
+        finally:
+            del self._granting.run_id
         return control_pb2.Empty()
 
     def Collect(self, request: Any, context: grpc.ServicerContext) -> Iterator[control_pb2.FileChunk]:
