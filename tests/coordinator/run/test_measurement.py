@@ -322,16 +322,25 @@ def test_measurement_that_fails_names_the_node_and_frees_the_others(
 
 
 @pytest.mark.parametrize(
-    ("nodes", "lease_s", "changes", "message"),
-    [("ab", 60.0, {"runtime__wait_s": 2.0}, "node b"), ("a", 2.0, {"runtime__lease_s": 2.0}, "node a is lost")],
+    ("leaves", "changes", "message"),
+    [
+        (False, {"runtime__wait_s": 1.0}, r"node a at 127\.0\.0\.1:\d+ does not answer"),
+        (True, {}, "node a is lost: it has left"),
+    ],
 )
 def test_measurement_gives_up_on_a_node_that_does_not_answer(
-    nodes: str, lease_s: float, changes: dict[str, Any], message: str
+    leaves: bool, changes: dict[str, Any], message: str
 ) -> None:
-    """The deadline of the job ends it, or the lease of the node, and the node is named."""
+    """The deadline of the call ends it, or that the node has no lease any more, and the node is named."""
     go_on = threading.Event()
-    with FakeCluster(*nodes, lease_s=lease_s) as cluster:
-        cluster.agents[nodes[-1]].on_inspect = lambda: go_on.wait(CALL_S)
+    with FakeCluster("a") as cluster:
+
+        def hold() -> None:
+            if leaves:
+                cluster.server.coordinator.leave("a", cluster.agents["a"].address)
+            go_on.wait(CALL_S)
+
+        cluster.agents["a"].on_inspect = hold
         try:
             with pytest.raises(PeerLostError, match=message):
                 measure(cluster, changes=changes)
