@@ -135,6 +135,7 @@ class Failpoints:
             if self._left:
                 return None
             self._path.rename(self._done)
+            self._stamp = (0, 0)  # the next file may have the same number on the disk, and come in the same moment
             if order.failure in HOSTILE:
                 self.hostile = order
                 return None
@@ -152,13 +153,12 @@ class Failpoints:
     def _read(self) -> Order | None:
         try:
             found = self._path.stat()
+            stamp = (found.st_ino, found.st_mtime_ns)
+            if stamp != self._stamp:
+                self._order, self._stamp = Order.parse(self._path.read_text()), stamp
+                self._left = self._order.count
         except FileNotFoundError:
             self._order, self._stamp = None, (0, 0)
-            return None
-        stamp = (found.st_ino, found.st_mtime_ns)
-        if stamp != self._stamp:
-            self._order, self._stamp = Order.parse(self._path.read_text()), stamp
-            self._left = self._order.count
         return self._order
 
 
