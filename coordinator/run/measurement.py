@@ -19,14 +19,14 @@ from typing import Any, NamedTuple, TypeVar
 
 from coordinator.planner.draft import agreed_model
 from coordinator.planner.make_plan import make_plan
-from coordinator.run.driver import TICK_S, Driver, raise_if_over
+from coordinator.run.driver import Driver, raise_if_over
 from coordinator.run.members import LinkCache, Member, Members, machine_of, num_neighbours
 from coordinator.run.node_client import AgentCalls, inspect_request, read_facts
 from coordinator.run.requests import MeasureRequest, RunRequest
 from ringtune.costs.links import with_assumed
 from ringtune.costs.measurement import Pair, hidden_bytes, link_rounds
 from ringtune.costs.profile import LinkFacts, ModelFacts, NodeFacts, Profile
-from ringtune.errors import CapacityError, DeadlineError, IntegrityError, InvalidInputError, PeerLostError
+from ringtune.errors import CapacityError, IntegrityError, InvalidInputError, PeerLostError
 from ringtune.ids import naming_node
 from ringtune.job.job import Job
 from ringtune.schedule.course import AS_COMPUTED, FrozenWeights
@@ -229,7 +229,7 @@ class MeasureDriver(Driver):
                 )
                 inspect.fresh = self._request.is_fresh
                 self._calls[member.node].inspect(inspect, self._answer_to(member.node))
-            facts |= self._facts_of(group, "to measure themselves", is_timed=True)
+            facts |= self._facts_of(group, is_timed=True)
         return [facts[node] for node in sorted(facts)]
 
     def _frozen(self) -> FrozenWeights | None:
@@ -245,7 +245,7 @@ class MeasureDriver(Driver):
         for member in self._chosen:
             request = control_pb2.InspectRequest(job_toml=job.to_toml())
             self._calls[member.node].inspect(request, self._answer_to(member.node))
-        facts = self._facts_of(self._chosen, "to report their facts", is_timed=False)
+        facts = self._facts_of(self._chosen, is_timed=False)
         if is_computed:
             return None
         try:
@@ -253,8 +253,8 @@ class MeasureDriver(Driver):
         except CapacityError:  # as small as the job allows
             return frozen_of(job, facts.values())[-1]
 
-    def _facts_of(self, members: Sequence[Member], what: str, *, is_timed: bool) -> dict[str, NodeFacts]:
-        answers = self._await({member.node for member in members}, what)
+    def _facts_of(self, members: Sequence[Member], *, is_timed: bool) -> dict[str, NodeFacts]:
+        answers = self._await({member.node for member in members})
         return {node: read_facts(node, answer, is_timed=is_timed) for node, answer in answers.items()}
 
     def _groups(self) -> list[list[Member]]:
@@ -277,7 +277,7 @@ class MeasureDriver(Driver):
         for wave in _waves(machines):
             for pair in wave:
                 self._ask_link(pair, message_bytes)
-            answers = self._await(set(wave), "to measure their links")
+            answers = self._await(set(wave))
             links |= {pair: link_of(pair, answer) for pair, answer in answers.items()}
         return tuple(links[pair] for pair in sorted(links))
 
@@ -287,7 +287,7 @@ class MeasureDriver(Driver):
         pairs = list(zip(nodes, [*nodes[1:], nodes[0]], strict=True))
         for pair in pairs:
             self._ask_link(pair, message_bytes, computing_s=COMPUTING_S)
-        answers = self._await(set(pairs), "to measure what messages take of their computing")
+        answers = self._await(set(pairs))
         lost_s = {source: answer.computing_lost_s_per_byte for (source, _), answer in answers.items()}
         return [dataclasses.replace(each, message_s_per_byte=lost_s[each.node]) for each in facts]
 
@@ -304,20 +304,14 @@ class MeasureDriver(Driver):
     def _answer_to(self, key: object) -> Callable[[Any], None]:
         return lambda value: self._queue.put(_Answer(key, value))
 
-    def _await(self, keys: set[T], what: str) -> Mapping[T, Any]:
-        """Wait for the answers to all calls of ``keys``; raises ``DeadlineError`` or ``RingTuneError``."""
-        wait_s = self._request.job.runtime.wait_s
-        deadline_s = time.monotonic() + wait_s + TICK_S
+    def _await(self, keys: set[T]) -> Mapping[T, Any]:
+        """Wait for the answers to all calls of ``keys``, each of which has its deadline; raises ``RingTuneError``."""
         answers: dict[T, Any] = {}
         while set(answers) != keys:
             entry = self._next()
             raise_if_over(entry)
             if isinstance(entry, _Answer):
                 answers[entry.key] = entry.value
-            elif time.monotonic() >= deadline_s:
-                late = (" -> ".join(key) if isinstance(key, tuple) else f"node {key}" for key in keys - set(answers))
-                missing = ", ".join(sorted(late))
-                raise DeadlineError(f"waited {wait_s:g} s for {missing} {what}; raise runtime.wait_s")
             for _, message in self._silent_nodes():
                 raise PeerLostError(message)
         return answers

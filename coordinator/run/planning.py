@@ -261,19 +261,21 @@ class RunPlanner:
         return True
 
     def _look_if_all_answered(self) -> None:
+        members, facts = self._members, dict(self._looked_at)
+
         def look() -> Entry:
-            is_cancelled = self._cancelled.is_set
-            return done(first_look(self._request, self._looked_at, self._look_end_s, is_cancelled=is_cancelled))
+            return done(first_look(self._request, facts, self._look_end_s, is_cancelled=self._cancelled.is_set))
 
         def done(looked: FirstInspectionDone) -> Entry:
-            return functools.partial(self._looked, looked)
+            return functools.partial(self._looked, members, looked)
 
-        if len(self._looked_at) == len(self._members) and not self._leaves_out(self._looked_at):
+        if len(facts) == len(members) and not self._leaves_out(facts):
             work_beside("first-look", look, self._put, lambda error: done(FirstInspectionDone(error)))
 
-    def _looked(self, looked: FirstInspectionDone) -> None:
-        self.is_looking = False
-        self._on_looked(looked)
+    def _looked(self, members: Sequence[Member], looked: FirstInspectionDone) -> None:
+        if self._members is members:  # else a node was left out meanwhile, and the others are looked at anew
+            self.is_looking = False
+            self._on_looked(looked)
 
     @property
     def needs_times(self) -> bool:

@@ -138,6 +138,7 @@ class Failpoints:
                 self._path.rename(self._done)
             except FileNotFoundError:  # it was taken back just now
                 return None
+            self._stamp = (0, 0)  # the next file may have the same number on the disk, and come in the same moment
             if order.failure in HOSTILE:
                 self.hostile = order
                 return None

@@ -40,19 +40,22 @@ class Tap:
         self._delay_s = delay_s
         self._random = random.Random(5)
         self._sockets: list[socket.socket] = []
+        self._is_closed = False
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
         """End every connection, and take no other."""
+        self._is_closed = True
         self._end(self._listener)
         self.cut()
 
     def cut(self) -> None:
         """End every connection; others may come."""
-        while self._sockets:
-            self._end(self._sockets.pop())
+        with contextlib.suppress(IndexError):  # none is left
+            while True:
+                self._end(self._sockets.pop())
 
     @staticmethod
     def _end(end: socket.socket) -> None:
@@ -76,6 +79,8 @@ class Tap:
             flow = Connection()
             self.flows.append(flow)
             self._sockets += [near, far]
+            if self._is_closed:  # it was taken just before
+                self.cut()
             threading.Thread(target=self._pump, args=(near, far, flow, flow.sent), daemon=True).start()
             threading.Thread(target=self._pump, args=(far, near, flow, flow.received), daemon=True).start()
 

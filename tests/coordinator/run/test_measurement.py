@@ -34,7 +34,7 @@ from ringtune.errors import (
 )
 from ringtune.schedule.turns import Turn
 from ringtune.v1 import control_pb2
-from tests.support.fake_agents import CALL_S, MODEL, FakeAgent, FakeCluster, end_lease, facts, job
+from tests.support.fake_agents import CALL_S, MODEL, FakeAgent, FakeCluster, facts, job
 
 HOSTS: dict[str, dict[str, Any]] = {name: {"host": f"127.0.0.{index}"} for index, name in enumerate("abcd", start=1)}
 
@@ -322,21 +322,24 @@ def test_measurement_that_fails_names_the_node_and_frees_the_others(
 
 
 @pytest.mark.parametrize(
-    ("has_lease", "changes", "message"),
-    [(True, {"runtime__wait_s": 1.0}, "node a at .* does not answer"), (False, {}, "node a is lost")],
+    ("leaves", "changes", "message"),
+    [
+        (False, {"runtime__wait_s": 1.0}, r"node a at 127\.0\.0\.1:\d+ does not answer"),
+        (True, {}, "node a is lost: it has left"),
+    ],
 )
 def test_measurement_gives_up_on_a_node_that_does_not_answer(
-    *, has_lease: bool, changes: dict[str, Any], message: str
+    leaves: bool, changes: dict[str, Any], message: str
 ) -> None:
-    """The deadline of the job ends it, or the lease of the node, and the node is named."""
+    """The deadline of the call ends it, or that the node has no lease any more, and the node is named."""
     go_on = threading.Event()
-
-    def hold() -> None:
-        if not has_lease:
-            end_lease(cluster.server.coordinator, "a")
-        assert go_on.wait(CALL_S)
-
     with FakeCluster("a") as cluster:
+
+        def hold() -> None:
+            if leaves:
+                cluster.server.coordinator.leave("a", cluster.agents["a"].address)
+            go_on.wait(CALL_S)
+
         cluster.agents["a"].on_inspect = hold
         try:
             with pytest.raises(PeerLostError, match=message):

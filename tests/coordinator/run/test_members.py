@@ -175,14 +175,14 @@ def silent(number: int) -> dict[str, Any]:
 
 
 class Going:
-    """A run that is under way, with what its submitter hears."""
+    """A run on a and b that is under way, with what its submitter hears."""
 
     def __init__(self, cluster: FakeCluster, **changes: object) -> None:
         self.cluster = cluster
         self._notes: queue.Queue[str] = queue.Queue()
         cluster.server.coordinator.sinks.append(self._hear)
         self.driver: RunDriver = cluster.server.coordinator.run(RunRequest(job=job(**changes), num_nodes=2))
-        assert all(agent.granted.wait(CALL_S) for agent in cluster.agents.values())
+        assert all(cluster.agents[name].granted.wait(CALL_S) for name in "ab")
 
     def _hear(self, event: control_pb2.RunEvent) -> None:
         if event.WhichOneof("event") == "note":
@@ -271,17 +271,11 @@ def test_node_that_is_drained_takes_no_part(cluster: FakeCluster) -> None:
     """It is to be taken into no run, and this is one."""
     agent = come(cluster)
     cluster.server.coordinator.drain_node("c", undo=False)
-    going = Going(cluster_of(cluster))
+    going = Going(cluster)
     cluster.server.coordinator.leave("c", agent.address)
     agent.join()
     assert going.note_of("c").endswith("it is drained")
     going.driver.stop("test")
-
-
-def cluster_of(cluster: FakeCluster) -> FakeCluster:
-    """The same, but for a node that takes no part."""
-    cluster.agents = {name: agent for name, agent in cluster.agents.items() if name != "c"}
-    return cluster
 
 
 def test_node_on_the_machine_of_all_others_takes_no_part() -> None:
@@ -440,6 +434,7 @@ def test_reports_without_end_put_no_deadline_off_and_fill_no_file(cluster: FakeC
     driver._now_s = late
     assert driver.join(CALL_S)
     assert driver._finish is not None and driver._finish.error == "DeadlineError"
+    assert "s for turn 0 of node a (from step 0): not done by a, b" in driver._finish.message
     assert 0 < recorder.ledger.nodes["b"].num_actions == recorder._most_spans
 
 

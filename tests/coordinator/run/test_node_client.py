@@ -30,7 +30,6 @@ from ringtune.schedule.turns import turn_sequence
 from ringtune.storage.chunks import CHUNK_BYTES, cut_pieces
 from ringtune.storage.pieces import Pieces
 from ringtune.transport.channels import Server
-from ringtune.transport.retry import RETRY_S
 from ringtune.transport.status import abort, status_of_error
 from ringtune.transport.weights_servicer import WeightsServicer
 from ringtune.v1 import control_pb2, control_pb2_grpc, weights_pb2, weights_pb2_grpc
@@ -134,8 +133,9 @@ def calls_to(
         server.stop(0.0)
 
 
-def test_node_that_answers_lives_also_one_of_an_older_build() -> None:
+def test_node_that_answers_lives_also_one_of_an_older_build(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is asked beside the call under way; without a process there is no answer."""
+    monkeypatch.setattr(file_calls, "ALIVE_S", WAIT_S)
     heard: queue.SimpleQueue[bool] = queue.SimpleQueue()
     with calls_to(Node([]), lease_s=60.0) as (calls, _):
         calls.ask_alive(heard.put)
@@ -266,13 +266,11 @@ def test_grant_is_given_again_while_a_node_is_silent_and_stays_in_order() -> Non
 
 @pytest.mark.promise("6 every wait ends")
 def test_grant_to_a_node_that_stays_silent_fails_after_the_lease() -> None:
-    """As long as heartbeats may be missing and no longer; the node is named."""
-    node = Node([])
-    with calls_to(node, lease_s=2.0) as (calls, failure):
+    """The node is named; how often it is asked until then is the rule of any call (``RetryState``)."""
+    with calls_to(Node([]), lease_s=0.1) as (calls, failure):
         calls.grant(TURNS)
         assert type(error := failure()) is PeerLostError
-        assert "node pi at 127.0.0.1" in str(error)
-    assert 2 <= node.grants.qsize() <= 1 + 2.0 / RETRY_S
+        assert re.match(r"node pi at 127\.0\.0\.1:\d+ does not answer", str(error))
 
 
 def test_grant_that_the_node_refuses_is_not_repeated() -> None:
@@ -426,8 +424,11 @@ def test_every_call_is_tried() -> None:
 
 @pytest.mark.parametrize("failure", ["drop-request", "drop-reply"])
 @pytest.mark.parametrize("name", list(CASES))
-def test_lost_call_is_made_again(orders: Path, tmp_path: Path, name: str, failure: str) -> None:
+def test_lost_call_is_made_again(
+    orders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, failure: str
+) -> None:
     """The caller gets the answer, and a node does nothing twice that it may not."""
+    monkeypatch.setattr(file_calls, "_RELEASE_S", 2 * WAIT_S)
     method, ask, wanted = CASES[name]
     node, heard, failed = Counting(), queue.SimpleQueue[object](), queue.SimpleQueue[Exception]()
     (orders / "coordinator").write_text(f"call {method} 1 {failure}")
@@ -455,12 +456,18 @@ def test_halt_calls_off_a_call_that_is_being_repeated(orders: Path, monkeypatch:
     node, heard = Counting(), queue.SimpleQueue[object]()
     server = Server("127.0.0.1:0", lambda made: control_pb2_grpc.add_AgentServicer_to_server(node, made))
     calls = AgentCalls("pi", server.address, "r", lease_s=60.0, wait_s=WAIT_S, on_failure=lambda *_: None)
-    lost = threading.Event()
+    lost, reached = threading.Event(), failpoints.reached
+
+    def tells(place: str) -> failpoints.Order | None:
+        if (order := reached(place)) is not None:
+            lost.set()
+        return order
+
+    monkeypatch.setattr(failpoints, "reached", tells)
     (orders / "coordinator").write_text("call Move 1 drop-request")
     try:
         CASES["move"][1](calls, heard.put, orders)
-        while not (orders / f"coordinator{DONE_SUFFIX}").exists():
-            lost.wait(0.001)
+        assert lost.wait(WAIT_S)
         CASES["halt"][1](calls, heard.put, orders)
         assert heard.get(timeout=WAIT_S) == "halted"
     finally:

@@ -115,18 +115,8 @@ def test_plan_with_a_node_that_was_left_out_meanwhile_is_dropped(fits: bool, mon
         return SimpleNamespace(plan=None)
 
     monkeypatch.setattr(planning, "make_plan", made)
-    request, entries, plans = RunRequest(job=job(), num_nodes=2), queue.Queue[Any](), list[Any]()
-    planner = planning.RunPlanner(
-        request,
-        CheckpointManager("run", request.job, None),
-        LinkCache(),
-        put=entries.put,
-        on_looked=lambda looked: None,
-        on_plan=plans.append,
-        emit=lambda event: None,
-        enter=lambda phase: None,
-    )
-    planner.begin([Member(node=name, address="127.0.0.1:1", instance="i") for name in "ab"], {})
+    plans = list[Any]()
+    planner, entries = planner_of_a_and_b(on_plan=plans.append)
     planner.is_looking = False
     monkeypatch.setattr(planning, "check_waits", lambda *_: None)
     planner.plan({name: facts(name) for name in "ab"})
@@ -137,6 +127,39 @@ def test_plan_with_a_node_that_was_left_out_meanwhile_is_dropped(fits: bool, mon
     planner.plan({"a": facts("a")})
     entries.get(timeout=CALL_S)()
     assert [type(plan) for plan in plans] == [planning.PlanReady if fits else rd.PlanFailed]
+
+
+def test_look_at_a_node_that_was_left_out_meanwhile_is_dropped() -> None:
+    """The job fits on no ring with it; the other one is looked at anew, and asked for its times once."""
+    looked_at = list[FirstInspectionDone]()
+    planner, entries = planner_of_a_and_b(on_looked=looked_at.append)
+    planner.look(nodes()["a"])
+    planner.look(nodes(memory_bytes=10)["b"])
+    before = entries.get(timeout=CALL_S)
+    planner.leave("b")
+    before()
+    assert looked_at == [] and planner.is_looking
+    entries.get(timeout=CALL_S)()
+    assert [looked.error for looked in looked_at] == [None] and not planner.is_looking
+
+
+def planner_of_a_and_b(
+    *, on_looked: Any = lambda looked: None, on_plan: Any = lambda made: None
+) -> tuple[planning.RunPlanner, queue.Queue[Any]]:
+    """A planner for two nodes, and what it has queued for the run's thread."""
+    request, entries = RunRequest(job=job(), num_nodes=2), queue.Queue[Any]()
+    planner = planning.RunPlanner(
+        request,
+        CheckpointManager("run", request.job, None),
+        LinkCache(),
+        put=entries.put,
+        on_looked=on_looked,
+        on_plan=on_plan,
+        emit=lambda event: None,
+        enter=lambda phase: None,
+    )
+    planner.begin([Member(node=name, address="127.0.0.1:1", instance="i") for name in "ab"], {})
+    return planner, entries
 
 
 class SlowPlanner:
