@@ -54,8 +54,11 @@ def lose(tmp_path: Path) -> Iterator[Callable[[str, str], None]]:
 
 @FAILURES
 @pytest.mark.parametrize("method", ["Join", "Heartbeat", "Leave", "Nodes"])
-def test_call_to_the_coordinator_is_made_again(lose: Callable[[str, str], None], method: str, failure: str) -> None:
+def test_call_to_the_coordinator_is_made_again(
+    lose: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch, method: str, failure: str
+) -> None:
     """A node joins, is known, finds others, and leaves, whichever of it is lost; it is one member all the time."""
+    monkeypatch.setattr("edge.agent.process._LEAVE_S", WAIT_S)
     ended: list[str] = []
     with CoordinatorServer("127.0.0.1:0", lease_s=60.0) as server, open_channel(server.address) as channel:
         stub = control_pb2_grpc.CoordinatorStub(channel)
@@ -155,22 +158,26 @@ def test_copy_is_given_again_and_kept_once(
 
 @pytest.mark.promise("7 bounded memory")
 def test_copy_that_is_held_open_ends_with_the_next_of_its_node(
-    other: tuple[SnapshotShelf, TurnSnapshots, str],
+    other: tuple[SnapshotShelf, TurnSnapshots, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sender has one copy in the memory of its holder that is not complete, however many calls it leaves open."""
     _, kept, address = other
-    over, sent = threading.Event(), threading.Event()
+    over, taken, take = threading.Event(), threading.Event(), SnapshotServicer._take
 
     def half() -> Iterator[control_pb2.KeepChunk]:
         file = control_pb2.FileChunk(path=FILE, chunk=file_of(0)[:9])
         yield control_pb2.KeepChunk(run_id=RUN, node="a", step=4, file=file)
-        sent.set()
         over.wait(2 * WAIT_S)
 
+    def note_and_take(*arguments: Any) -> None:
+        taken.set()
+        take(*arguments)
+
+    monkeypatch.setattr(SnapshotServicer, "_take", note_and_take)
     with open_channel(address) as channel:
         stub = control_pb2_grpc.SnapshotsStub(channel)
         held = stub.Keep.future(half(), timeout=3 * WAIT_S)
-        assert sent.wait(WAIT_S)
+        assert taken.wait(WAIT_S)  # the holder has begun with it, before the next one comes
         held.add_done_callback(lambda _: over.set())
         push(control_pb2.KeepChunk(run_id=RUN, node="a", step=4), Pieces.of(file_of(0)), "b", address, WAIT_S)
         assert isinstance(held.exception(WAIT_S), grpc.RpcError)
