@@ -31,7 +31,7 @@ from ringtune.v1 import control_pb2, control_pb2_grpc
 from tests.support.cases import cases
 from tests.support.trust_parts import AUTHORITY, DAY_S, speaker_of
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 A_NODE = speaker_of("a")
 COORDINATOR_ITSELF = speaker_of("coordinator", "coordinator")
 
@@ -223,13 +223,24 @@ def has_connections(server: Server, count: int) -> bool:
     return found == count
 
 
+@pytest.fixture
+def looks_of_the_test_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a server look for silent connections when the test says so, at all that are there then, and not by itself."""
+    monkeypatch.setattr("ringtune.transport.channels._LOOK_S", 3600.0)
+    monkeypatch.setattr("ringtune.transport.channels._SEEN_S", 0.0)
+
+
+@pytest.mark.usefixtures("looks_of_the_test_alone")
 def test_encryption_connections_of_a_member_that_calls_nothing_are_closed() -> None:
     """Those beyond what an address may have at once, and all in time; one with a call stays, whatever it says later."""
     with serving(speaker_of("b")) as (address, hears), connected(address, A_NODE, node_party("b")) as called:
         assert beat(called, "a") is None
         server = hears.server
         with contextlib.ExitStack() as stack:
-            silent = [stack.enter_context(handshake(address)) for _ in range(70)]
+            silent = list[ssl.SSLSocket]()
+            for _ in range(70):
+                silent.append(stack.enter_context(handshake(address)))
+                server.guard.connections.places()  # who came last, it knows from its looks
             now_s = time.monotonic()
             for later_s, count in ((0.0, 6), (29.0, 6), (31.0, 70)):
                 server.guard.end_uncalled(now_s + later_s)
@@ -239,6 +250,7 @@ def test_encryption_connections_of_a_member_that_calls_nothing_are_closed() -> N
             assert beat(called, "a") is None
 
 
+@pytest.mark.usefixtures("looks_of_the_test_alone")
 def test_encryption_connections_end_in_time_where_nobody_is_known() -> None:
     """Calls are short where no certificate is needed, so a stranger's call does not keep its connection."""
     with serving(is_public=True) as (address, hears), connected(address, A_NODE) as called:
