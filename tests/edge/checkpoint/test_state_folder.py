@@ -439,22 +439,22 @@ def test_best_result_is_written_once_however_often_it_is_asked_for(tmp_path: Pat
 
     def slow() -> Iterator[Piece]:
         reached.set()
-        assert goes_on.wait(10.0)
+        assert goes_on.wait(30.0)
         yield b"of 8"
 
-    def keep(step: int, content: Pieces, timeout_s: float = 10.0) -> None:
+    def keep(step: int, content: Pieces, timeout_s: float = 30.0) -> None:
         saver.keep_best(step, {"blocks": content, "head": Pieces.of(b"h")}, timeout_s=timeout_s)
 
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(keep, 8, Pieces(4, slow))
-        assert reached.wait(10.0)
+        assert reached.wait(30.0)
         with pytest.raises(DeadlineError, match=r"node c: waited 0\.00 ms for the best result of step 8"):
             keep(8, Pieces.of(b"trained on"), 0.0)
         assert best_steps(saver.open()) == [], "a half file is none"
         again = threads.submit(keep, 8, Pieces.of(b"trained on"))
         goes_on.set()
-        first.result(10.0)
-        again.result(10.0)
+        first.result(30.0)
+        again.result(30.0)
     assert bytes(saver.open().best(8)["blocks"]) == b"of 8"
     keep(12, Pieces.of(b"of 12"))
     keep(8, Pieces.of(b"late"))
