@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import re
 import socket
 import ssl
@@ -225,9 +226,8 @@ def has_connections(server: Server, count: int) -> bool:
 
 @pytest.fixture
 def looks_of_the_test_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a server look for silent connections when the test says so, at all that are there then, and not by itself."""
+    """Let a server look for silent connections when the test says so, and not by itself."""
     monkeypatch.setattr("ringtune.transport.channels._LOOK_S", 3600.0)
-    monkeypatch.setattr("ringtune.transport.channels._SEEN_S", 0.0)
 
 
 @pytest.mark.usefixtures("looks_of_the_test_alone")
@@ -238,8 +238,9 @@ def test_encryption_connections_of_a_member_that_calls_nothing_are_closed() -> N
         server = hears.server
         with contextlib.ExitStack() as stack:
             silent = list[ssl.SSLSocket]()
-            for _ in range(70):
-                silent.append(stack.enter_context(handshake(address)))
+            for count in (6, 64):
+                silent += [stack.enter_context(handshake(address)) for _ in range(count)]
+                server.guard.connections._looked_s = -math.inf
                 server.guard.connections.places()  # who came last, it knows from its looks
             now_s = time.monotonic()
             for later_s, count in ((0.0, 6), (29.0, 6), (31.0, 70)):
