@@ -335,7 +335,7 @@ def test_queue_of_calls_is_longer_than_a_member_makes_it(monkeypatch: pytest.Mon
     looked, find = threading.Event(), find_permission
 
     def found(method: str) -> Permission | None:
-        assert looked.wait(WAIT_S)
+        assert looked.wait(4 * WAIT_S)
         return find(method)
 
     monkeypatch.setattr("ringtune.transport.channels.find_permission", found)
@@ -349,7 +349,9 @@ def test_queue_of_calls_is_longer_than_a_member_makes_it(monkeypatch: pytest.Mon
                 channel = stack.enter_context(open_channel(server.address, options, peer=COORDINATOR.identity.party))
             stub = control_pb2_grpc.CoordinatorStub(channel)
             beat = control_pb2.HeartbeatRequest(node="a" if number == 17 else "evil")
-            calls += [stub.Heartbeat.future(beat, timeout=WAIT_S) for _ in range(1 if number == 17 else MAX_STREAMS)]
+            calls += [
+                stub.Heartbeat.future(beat, timeout=4 * WAIT_S) for _ in range(1 if number == 17 else MAX_STREAMS)
+            ]
         looked.set()
         assert calls[-1].result().known
         codes = {call.code() for call in calls}
