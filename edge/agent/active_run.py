@@ -115,13 +115,15 @@ class ActiveRun:
         return held[1]
 
     def figures(self) -> dict[str, Any]:
-        """Return this node's figures of the current run, for JSON."""
-        counted = self.run.totals.as_json() if self.run is not None else {}
+        """Return this node's figures of the current run, for JSON; raises ``InterruptedRunError`` after its release."""
+        run, executor = self.run, self.executor
+        if run is None or executor is None:
+            raise InterruptedRunError(f"run {self.run_id} was released while node {self.node} counted its figures")
         return {
             "node": self.node,
-            **counted,
-            "hosted_bytes": int(self.executor.hosted_bytes),
-            **self.executor.run_figures,
+            **run.totals.as_json(),
+            "hosted_bytes": int(executor.hosted_bytes),
+            **executor.run_figures,
             "peak_rss_bytes": peak_rss_bytes(),
         }
 
@@ -137,8 +139,9 @@ class ActiveRun:
         """Report the seconds of a message: from its sending, or from the message before it on the same link."""
         now_s, before_s = self.clock.now_unix_s(), self._received_s.get(source, 0.0)
         self._received_s[source] = now_s
-        if self.reporter is not None and self._wanted() is not None:
-            self.reporter.put(Arrived(source, num_bytes, max(0.0, now_s - max(sent_unix_s, before_s)), now_s))
+        reporter = self.reporter
+        if reporter is not None and self._wanted() is not None:
+            reporter.put(Arrived(source, num_bytes, max(0.0, now_s - max(sent_unix_s, before_s)), now_s))
 
     def on_refused(self, source: str, error: RingTuneError) -> None:
         """Log the refusal of a frame of ``source``, with few lines for many; the run continues."""

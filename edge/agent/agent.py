@@ -186,8 +186,9 @@ class Agent:
         start = StartPoint.of(plan.course, step=goes_on.shard.step, holder=goes_on.holder) if goes_on else None
         taken = self.moves.from_disks(goes_on, job_toml, addresses, deadline_s, sizes)
         active = self.adopt(run_id, placement_number, plan, start, sizes)
-        self.begin(active, job_toml, addresses, deadline_s, goes_on=None if taken else goes_on, taken=taken)
-        hosted_bytes = int(active.executor.hosted_bytes)
+        hosted_bytes = self.begin(
+            active, job_toml, addresses, deadline_s, goes_on=None if taken else goes_on, taken=taken
+        )
         _LOG.debug("run %s is prepared, %d bytes of weights", run_id, hosted_bytes)
         return hosted_bytes
 
@@ -211,7 +212,7 @@ class Agent:
         *,
         goes_on: ResumeShard | None = None,
         taken: MigratedState | None = None,
-    ) -> None:
+    ) -> int:
         """Prepare a run, or resume it from a ``MigratedState``; see ``prepare``."""
         run_id, plan = active.run_id, active.plan
         _LOG.info("run %s begins, blocks %s", run_id, plan.slice_of(active.node).text)
@@ -230,14 +231,18 @@ class Agent:
                 build = functools.partial(self._build, active, job_here, deadline_s, goes_on, taken)
                 self._compute.call(build, timeout_s=left_s, what=what)
             open_links(active, self.options, self.backend(), addresses, deadline_s)
-            active.keeper = self.moves.keeper(active, job, addresses)
-            active.addresses, active.lease_s = dict(addresses), job.runtime.lease_s
-            if job.audit is not None:
-                self.access.audit(run_id, plan)
-            self._start(active, job)
-            if taken is None and active.reporter is not None and active.executor.copied:
-                active.reporter.put(Note(f"node {active.node}: {active.executor.copied}"))
+            with self._lock:  # a release comes before it starts, or stops what has started
+                active.check_wanted()
+                active.keeper = self.moves.keeper(active, job, addresses)
+                active.addresses, active.lease_s = dict(addresses), job.runtime.lease_s
+                if job.audit is not None:
+                    self.access.audit(run_id, plan)
+                hosted_bytes, copied = int(active.executor.hosted_bytes), active.executor.copied
+                reporter = self._start(active, job)
+            if taken is None and copied:
+                reporter.put(Note(f"node {active.node}: {copied}"))
             active.check_wanted()
+            return hosted_bytes
         except BaseException:
             self.end(active, "preparing failed")
             raise
@@ -292,8 +297,8 @@ class Agent:
         self.access.granted(turns)
         if self._ring is not None:
             self._ring.granted(turns)
-        if active.audit is not None:
-            active.audit.recorder.keep({_key_of(one): one.ticket for one in keep})
+        if (audit := active.audit) is not None:
+            audit.recorder.keep({_key_of(one): one.ticket for one in keep})
         run.grant(turns)
         if keep_from_step:
             run.keep_shards_from(keep_from_step)
@@ -305,11 +310,11 @@ class Agent:
             FrameError: another run or placement is prepared here, or it is not kept.
         """
         active, _ = self.of(request.run_id, request.placement_number)
-        if active.audit is None:
+        if (audit := active.audit) is None:
             raise FrameError(f"node {self.options.name} keeps nothing for an audit of run {request.run_id}")
         if request.HasField("cell"):
-            return cast(Pieces, active.audit.recorder.work_file(_place_of(request.cell)))
-        return cast(Pieces, active.audit.recorder.tensor_file(_key_of(request.audited), request.audited.ticket))
+            return cast(Pieces, audit.recorder.work_file(_place_of(request.cell)))
+        return cast(Pieces, audit.recorder.tensor_file(_key_of(request.audited), request.audited.ticket))
 
     def repeat(self, request: control_pb2.RepeatRequest, *, timeout_s: float) -> control_pb2.RepeatReply:
         """Repeat a cell of another host; one that hands in nothing, or not what was told, is named in the reply.
@@ -321,7 +326,7 @@ class Agent:
         deadline_s, place = time.monotonic() + timeout_s, _place_of(request.cell)
         handed_s = deadline_s - timeout_s / 2  # else who hands in too slowly makes this node's answer late
         active, run = self.of(request.run_id, request.placement_number)
-        if active.audit is None:
+        if (audit := active.audit) is None:
             raise FrameError(f"run {request.run_id} is not audited at node {self.options.name}")
         terms = control_pb2.SnapshotRequest(
             node=self.options.name, run_id=request.run_id, placement_number=request.placement_number
@@ -352,7 +357,7 @@ class Agent:
             is_lost = isinstance(error, (PeerLostError, ConnectionFailedError, DeadlineError))
             return control_pb2.RepeatReply(node=source, problem=str(error), is_lost=is_lost)
 
-        audit, source = active.audit, request.node
+        source = request.node
         cell = Cell(source, place.seq, place.micro, place.is_fit, place.block)
         try:
             files = audit.read_work(fetched(source, None, cell=request.cell), place, request.given)
@@ -466,9 +471,10 @@ class Agent:
     def abandon(self, error: RingTuneError) -> None:
         """Report that this node leaves, so that its lease is not awaited, and release the run."""
         active = self._active
-        if active is not None and active.run is not None and active.reporter is not None:
-            active.run.fail(error)
-            active.reporter.flush(3.0)  # a busy machine may need this long for the report
+        run, reporter = (active.run, active.reporter) if active is not None else (None, None)
+        if run is not None and reporter is not None:
+            run.fail(error)
+            reporter.flush(3.0)  # a busy machine may need this long for the report
         self.release("", str(error))
 
     def close(self, timeout_s: float) -> bool:
@@ -536,12 +542,12 @@ class Agent:
             shard, plan_digest = goes_on.shard, goes_on.plan_digest
             saver.load(shard.step, shard.sha256, active.executor, with_head=with_head, plan_digest=plan_digest)
 
-    def _start(self, active: ActiveRun, job: Job) -> None:
-        """Start the loop of a run on the compute thread; its links are open."""
+    def _start(self, active: ActiveRun, job: Job) -> Reporter:
+        """Start the loop of a run on the compute thread; its links are open. Returns what reports for it."""
         if self.totals.run_id != active.run_id:
             self.totals = Totals(active.run_id)
         totals = self.totals
-        active.reporter = Reporter(
+        active.reporter = reporter = Reporter(
             run_id=active.run_id,
             node=active.node,
             num_blocks=active.plan.course.num_blocks,
@@ -557,7 +563,7 @@ class Agent:
             links=active.links,
             ack=self._ring.ack,
             done_before=self._ring.done_before,
-            reports=active.reporter,
+            reports=reporter,
             wait_s=job.runtime.wait_s,
             record=job.runtime.record,
             start=active.start,
@@ -568,6 +574,7 @@ class Agent:
             totals=totals,
         )
         self._compute.submit(active.run.loop)
+        return reporter
 
     # ---- the end of a run -------------------------------------------------------------------------
 
@@ -602,7 +609,8 @@ class Agent:
     def of(self, run_id: str, placement_number: int | None) -> tuple[ActiveRun, AgentRun]:
         """Return a run and its loop; with ``placement_number`` None in any placement; raises ``FrameError``."""
         active = self._active
-        if active is None or active.run is None or active.run_id != run_id:
+        run = active.run if active is not None else None
+        if active is None or run is None or active.run_id != run_id:
             doing = f"run {active.run_id}" if active else "no run"
             raise FrameError(f"node {self.options.name} has {doing}, not run {run_id}; prepare it first")
         if placement_number is not None and placement_number != active.placement_number:
@@ -610,7 +618,7 @@ class Agent:
                 f"node {self.options.name} has placement {active.placement_number}, not {placement_number}; "
                 "prepare it first"
             )
-        return active, active.run
+        return active, run
 
     def backend(self) -> TorchBackend:
         """Return the torch backend, loaded at the first call."""

@@ -125,8 +125,8 @@ class MigratingAgent(Protocol):
 
     def begin(
         self, active: ActiveRun, job_toml: str, addresses: Mapping[str, str], deadline_s: float, *, taken: MigratedState
-    ) -> None:
-        """Prepare a run from migrated state."""
+    ) -> int:
+        """Prepare a run from migrated state; returns the bytes of materialised weights."""
 
     def end(self, active: ActiveRun, reason: str) -> None:
         """Stop a run and free its resources."""
@@ -160,8 +160,8 @@ class AgentMigration:
             return self._agent.backend().snapshot(active, metadata)
 
         self.shelf.put(run_id, placement_number, run.call(keep, timeout_s=timeout_s, what="its snapshot"))
-        if active.reporter is not None:
-            active.reporter.flush(min(_FLUSH_S, timeout_s))
+        if (reporter := active.reporter) is not None:
+            reporter.flush(min(_FLUSH_S, timeout_s))
         return json.dumps(active.figures())
 
     def keeper(
@@ -217,9 +217,10 @@ class AgentMigration:
     def save_copy(self, run_id: str, step: int, content: Pieces) -> None:
         """Write another node's blocks of a checkpoint to this disk; raises ``FrameError`` or ``StorageError``."""
         active = self._agent.current()
-        if active is None or active.run_id != run_id or active.saver is None:
+        saver = active.saver if active is not None and active.run_id == run_id else None
+        if saver is None:
             raise FrameError(f"node {self._node} keeps no checkpoint of run {run_id} any more")
-        active.saver.open().write_part(step, run_id, content, is_head=False)
+        saver.open().write_part(step, run_id, content, is_head=False)
 
     def save(self) -> None:
         """Write all snapshots of ends of turns to the disk; on the compute thread, after the run's end."""
@@ -273,16 +274,16 @@ class AgentMigration:
         if active is None or active.run_id != run_id:
             return
         active.is_resting = True
-        if active.run is None:
+        run, reporter = active.run, active.reporter
+        if run is None or reporter is None:
             self._agent.end(active, "another node is lost")
             return
-        active.run.stop("another node is lost")
-        if not active.run.wait(ANSWER_SHARE * timeout_s):
+        run.stop("another node is lost")
+        if not run.wait(ANSWER_SHARE * timeout_s):
             raise DeadlineError(
                 f"node {self._node}: waited {format_seconds(ANSWER_SHARE * timeout_s)} for its last action to end"
             )
-        if active.reporter is not None:
-            active.reporter.flush(min(_FLUSH_S, timeout_s))
+        reporter.flush(min(_FLUSH_S, timeout_s))
 
     def fetch_ahead(self, run_id: str, plan_json: str, job_toml: str, *, timeout_s: float) -> int:
         """Fetch the base weights of this node's slice in another placement, and read them ahead from the disk.
@@ -339,11 +340,11 @@ class AgentMigration:
             self._left = ("", "")
             active = self._agent.adopt(to.run_id, to.placement_number, plan, to.start, to.sizes)
         active.is_resting = True
-        self._agent.begin(active, to.job_toml, to.addresses, deadline_s, taken=taken)
+        hosted_bytes = self._agent.begin(active, to.job_toml, to.addresses, deadline_s, taken=taken)
         _LOG.info(
             "run %s moved, blocks %s; %d bytes were fetched", to.run_id, plan.slice_of(self._node).text, fetched_bytes
         )
-        return int(active.executor.hosted_bytes), fetched_bytes
+        return hosted_bytes, fetched_bytes
 
     def _snapshot(self, to: NextPlacement, deadline_s: float) -> tuple[MigratedState, int]:
         """Return the state after a move, and the bytes fetched: this node's snapshot, and parts of other nodes'."""

@@ -298,12 +298,12 @@ class _Source:
         if not header.is_reopened:
             self._begin(header.link)
         self.stop_waiting()
+        self.link = link
         link.answer(ring_pb2.Ack(welcome=True, counts=bool(self._id), received=self._num_frames))
         for boundary, total in self.credits.items() if self._id else ():
             link.answer(ring_pb2.Ack(boundary=boundary, total_credits=total))
         if self.refusal is not None:
             link.answer(self.refusal)
-        self.link = link
 
     def has_sent_enough(self) -> bool:
         """Count a message of no use; tell the sink, and return True, once there are too many to read on."""

@@ -1,4 +1,4 @@
-"""A TCP tap between two processes: passes bytes on, keeps a copy, and may slow them down."""
+"""A TCP tap between two processes: passes bytes on, keeps a copy, and may slow them down or hold them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, field
 
 _PIECE_BYTES = 1 << 16
+_HOLD_S = 60.0
 
 
 @dataclass(slots=True)
@@ -35,7 +36,8 @@ class Tap:
 
     def __init__(self, target_port: int, *, delay_s: float = 0.0) -> None:
         self.flows: list[Connection] = []
-        self.cut_at_bytes = 0
+        self.cut_at_bytes = self.hold_at_bytes = 0
+        self.passes = threading.Event()  # what is held
         self._target_port = target_port
         self._delay_s = delay_s
         self._random = random.Random(5)
@@ -48,6 +50,7 @@ class Tap:
     def close(self) -> None:
         """End every connection, and take no other."""
         self._is_closed = True
+        self.passes.set()
         self._end(self._listener)
         self.cut()
 
@@ -90,6 +93,8 @@ class Tap:
                 copy += piece
                 if self._delay_s:
                     time.sleep(self._random.uniform(0, self._delay_s))
+                if flow.received is copy and 0 < self.hold_at_bytes <= len(copy):
+                    self.passes.wait(_HOLD_S)
                 target.sendall(piece)
                 if flow.received is copy and 0 < self.cut_at_bytes <= len(copy):
                     break

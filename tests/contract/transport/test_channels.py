@@ -29,7 +29,7 @@ from ringtune.transport.status import abort, error_of_call
 from ringtune.transport.tls import certificate_at
 from ringtune.v1 import control_pb2, control_pb2_grpc
 from tests.support.cases import cases
-from tests.support.processes import source_environment
+from tests.support.processes import RUN_S, source_environment
 from tests.support.trust_parts import speaker_of
 
 WAIT_S = 30.0
@@ -186,7 +186,7 @@ def test_connections_process_without_threads_ends(tmp_path: Path) -> None:
     script = tmp_path / "process.py"
     script.write_text(_WITHOUT_THREADS)
     done = subprocess.run(  # noqa: S603 - our own lines
-        [sys.executable, script], env=source_environment(), capture_output=True, text=True, timeout=60.0
+        [sys.executable, script], env=source_environment(), capture_output=True, text=True, timeout=RUN_S
     )
     assert done.stdout.splitlines() == ["third DEADLINE_EXCEEDED", "fourth OK", "stopped"], done.stderr
     assert done.returncode == 0

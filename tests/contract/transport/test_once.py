@@ -70,15 +70,16 @@ class Lossy:
 
     def become(self, method: Any) -> None:
         """Ask somebody else from the next attempt on, which is lost."""
-        self._method, self._losses = method, ["request"]
+        with self._changed:
+            self._method, self._losses = method, ["request"]
 
     def future(self, request: Any, *, timeout: float, metadata: Any) -> Any:
         """Make an attempt; ``reply`` loses its answer, ``request`` loses it altogether."""
         with self._changed:
             self.requests.append(request)
             self._changed.notify_all()
-        loss = self._losses.pop(0) if self._losses else ""
-        call = None if loss == "request" else self._method.future(request, timeout=timeout, metadata=metadata)
+            method, loss = self._method, self._losses.pop(0) if self._losses else ""
+        call = None if loss == "request" else method.future(request, timeout=timeout, metadata=metadata)
         return _Outcome(call, loss)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import re
 import socket
 import ssl
@@ -223,14 +224,24 @@ def has_connections(server: Server, count: int) -> bool:
     return found == count
 
 
-def test_encryption_connections_of_a_member_that_calls_nothing_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def looks_of_the_test_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a server look for silent connections when the test says so, and not by itself."""
+    monkeypatch.setattr("ringtune.transport.channels._LOOK_S", 3600.0)
+
+
+@pytest.mark.usefixtures("looks_of_the_test_alone")
+def test_encryption_connections_of_a_member_that_calls_nothing_are_closed() -> None:
     """Those beyond what an address may have at once, and all in time; one with a call stays, whatever it says later."""
-    monkeypatch.setattr("ringtune.transport.channels._SEEN_S", 0.0)  # the server's own look may come before the last
     with serving(speaker_of("b")) as (address, hears), connected(address, A_NODE, node_party("b")) as called:
         assert beat(called, "a") is None
         server = hears.server
         with contextlib.ExitStack() as stack:
-            silent = [stack.enter_context(handshake(address)) for _ in range(70)]
+            silent = list[ssl.SSLSocket]()
+            for count in (6, 64):
+                silent += [stack.enter_context(handshake(address)) for _ in range(count)]
+                server.guard.connections._looked_s = -math.inf
+                server.guard.connections.places()  # who came last, it knows from its looks
             now_s = time.monotonic()
             for later_s, count in ((0.0, 6), (29.0, 6), (31.0, 70)):
                 server.guard.end_uncalled(now_s + later_s)
@@ -240,6 +251,7 @@ def test_encryption_connections_of_a_member_that_calls_nothing_are_closed(monkey
             assert beat(called, "a") is None
 
 
+@pytest.mark.usefixtures("looks_of_the_test_alone")
 def test_encryption_connections_end_in_time_where_nobody_is_known() -> None:
     """Calls are short where no certificate is needed, so a stranger's call does not keep its connection."""
     with serving(is_public=True) as (address, hears), connected(address, A_NODE) as called:

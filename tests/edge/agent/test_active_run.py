@@ -102,6 +102,14 @@ def test_link_that_the_certificate_of_a_peer_prevents_is_an_error_with_the_peer(
     assert "the certificate of this process has expired" in str(error)
 
 
+def test_figures_of_a_run_that_was_released_meanwhile_are_none() -> None:
+    """Whoever asks for them hears that the run is over; a node has no bug then."""
+    active = ActiveRun("r", "b", 0, make_plan([("a", 0, 2), ("b", 2, 4)], ["a"]))
+    active.drop()
+    with pytest.raises(InterruptedRunError, match="run r was released while node b counted its figures"):
+        active.figures()
+
+
 def test_channels_of_an_audit_are_closed_with_the_run() -> None:
     """A fetch that is still waiting for a host ends then, and a later one says why; neither is a bug."""
     active = ActiveRun("r", "b", 0, make_plan([("a", 0, 2), ("b", 2, 4)], ["a"]))

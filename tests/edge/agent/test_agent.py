@@ -37,8 +37,9 @@ TIMING = TimingRequest()
 
 
 @pytest.fixture
-def ring() -> Iterator[TwoAgents]:
-    """Two agents that are closed in the end."""
+def ring(monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoAgents]:
+    """Two agents that are closed in the end; no thread that closes a link is left behind, however slow."""
+    monkeypatch.setattr("edge.agent.active_run._CLOSE_S", WAIT_S)
     made = TwoAgents()
     yield made
     made.close()
@@ -182,6 +183,23 @@ def test_agent_can_be_released_while_it_prepares(ring: TwoAgents) -> None:
     caller.join(WAIT_S)
     assert [str(error) for error in errors] == [f"run {RUN} was released while node a prepared it"]
     assert ring.network["a"].active is None
+
+
+def test_agent_released_between_its_links_and_its_loop_starts_neither(
+    monkeypatch: pytest.MonkeyPatch, ring: TwoAgents
+) -> None:
+    """What the loop would work with is freed by then, and nobody would stop it."""
+    agent = ring.agents["a"]
+
+    def opened(*_: object) -> None:
+        agent.release(RUN, "the user stops")
+        agent.on_compute_thread(lambda: None, "free the run", timeout_s=WAIT_S)
+
+    monkeypatch.setattr("edge.agent.agent.open_links", opened)
+    monkeypatch.setattr("edge.agent.agent.Reporter", lambda **_: pytest.fail("a reporter that nobody closes"))
+    with pytest.raises(InterruptedRunError, match=f"run {RUN} was released while node a prepared it"):
+        ring.prepare("a")
+    agent.on_compute_thread(lambda: None, "be free", timeout_s=WAIT_S)
 
 
 def test_agent_close_does_not_wait_for_a_long_action(ring: TwoAgents) -> None:

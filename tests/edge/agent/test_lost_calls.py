@@ -58,8 +58,8 @@ def test_call_to_the_coordinator_is_made_again(
     lose: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch, method: str, failure: str
 ) -> None:
     """A node joins, is known, finds others, and leaves, whichever of it is lost; it is one member all the time."""
-    ended: list[str] = []
     monkeypatch.setattr("edge.agent.process._LEAVE_S", WAIT_S)
+    ended: list[str] = []
     with CoordinatorServer("127.0.0.1:0", lease_s=60.0) as server, open_channel(server.address) as channel:
         stub = control_pb2_grpc.CoordinatorStub(channel)
         identity = control_pb2.JoinRequest(node="a", address="127.0.0.1:1", version=__version__, instance="i")
@@ -162,23 +162,22 @@ def test_copy_that_is_held_open_ends_with_the_next_of_its_node(
 ) -> None:
     """A sender has one copy in the memory of its holder that is not complete, however many calls it leaves open."""
     _, kept, address = other
-    over, arrives, take = threading.Event(), threading.Event(), SnapshotServicer._take
-
-    def taken(*given: Any) -> None:
-        arrives.set()
-        take(*given)
+    over, taken, take = threading.Event(), threading.Event(), SnapshotServicer._take
 
     def half() -> Iterator[control_pb2.KeepChunk]:
         file = control_pb2.FileChunk(path=FILE, chunk=file_of(0)[:9])
         yield control_pb2.KeepChunk(run_id=RUN, node="a", step=4, file=file)
         over.wait(2 * WAIT_S)
 
-    monkeypatch.setattr(SnapshotServicer, "_take", taken)
+    def note_and_take(*arguments: Any) -> None:
+        taken.set()
+        take(*arguments)
 
+    monkeypatch.setattr(SnapshotServicer, "_take", note_and_take)
     with open_channel(address) as channel:
         stub = control_pb2_grpc.SnapshotsStub(channel)
         held = stub.Keep.future(half(), timeout=3 * WAIT_S)
-        assert arrives.wait(WAIT_S)  # which is more than that it was sent
+        assert taken.wait(WAIT_S)  # the holder has begun with it, before the next one comes
         held.add_done_callback(lambda _: over.set())
         push(control_pb2.KeepChunk(run_id=RUN, node="a", step=4), Pieces.of(file_of(0)), "b", address, WAIT_S)
         assert isinstance(held.exception(WAIT_S), grpc.RpcError)

@@ -244,7 +244,9 @@ def shelf() -> Iterator[tuple[SnapshotShelf, RunAccess, str]]:
 def fetch_from(address: str, node: str = "a") -> list[str]:
     """What node b kept of blocks 1 and 2."""
     deadline_s = time.monotonic() + WAIT_S
-    fetcher = SnapshotFetcher(node, TWO_AGENTS_RUN, 0, {"b": address}, deadline_s, lambda node, at: None)
+    fetcher = SnapshotFetcher(
+        node, TWO_AGENTS_RUN, 0, {"b": address}, deadline_s, lambda node, at: None, lease_s=WAIT_S
+    )
     return sorted(TensorFile(fetcher.blocks(Source("b", 1, 3)), where="it").infos)
 
 

@@ -442,7 +442,7 @@ def test_best_result_is_written_once_however_often_it_is_asked_for(tmp_path: Pat
         assert goes_on.wait(30.0)
         yield b"of 8"
 
-    def keep(step: int, content: Pieces, timeout_s: float = 10.0) -> None:
+    def keep(step: int, content: Pieces, timeout_s: float = 30.0) -> None:
         saver.keep_best(step, {"blocks": content, "head": Pieces.of(b"h")}, timeout_s=timeout_s)
 
     with ThreadPoolExecutor(2) as threads:

@@ -179,8 +179,9 @@ def test_link_of_another_run_is_refused() -> None:
             pass
 
 
-def test_link_is_the_only_one_of_its_source_and_can_be_opened_again() -> None:
+def test_link_is_the_only_one_of_its_source_and_can_be_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node has one link to another node at a time; closing in order frees the place, and nobody is called lost."""
+    monkeypatch.setattr("edge.transport.link.ORDERLY_END_S", WAIT_S)
     with receiver(expectation()) as node:
         with sender(node.address):
             second = LinkSender(node.address)

@@ -79,9 +79,9 @@ def missing_in(cache: ModelCache, tensors: tuple[TensorEntry, ...]) -> list[Chec
 
 
 @contextlib.contextmanager
-def tapped(port: int, *, delay_s: float = 0.0) -> Iterator[Tap]:
+def tapped(port: int) -> Iterator[Tap]:
     """A tap in front of a port."""
-    tap = Tap(port, delay_s=delay_s)
+    tap = Tap(port)
     try:
         yield tap
     finally:
@@ -116,15 +116,16 @@ def test_weights_fetch_of_a_slice_costs_its_bytes(minilm: Path, tmp_path: Path) 
 
 def test_weights_fetch_restarted_goes_on_where_it_stopped(minilm: Path, tmp_path: Path) -> None:
     """Given up in the middle of a large tensor; what comes next is the rest, to the byte."""
-    with serving(minilm) as server, tapped(server.port, delay_s=0.01) as tap:
+    with serving(minilm) as server, tapped(server.port) as tap:
         with Sources([f"127.0.0.1:{tap.port}"]) as sources:
             manifest = sources.manifest(wanted(), digest(minilm))
             tensors = slice_of(minilm, manifest, 2, 3)
             files = missing_in(ModelCache(tmp_path, manifest, "m"), tensors)
-            stop = threading.Event()
+            stop, tap.hold_at_bytes = threading.Event(), 6_000_000  # so it is not over before it is given up
             is_far = stop_when(stop, lambda: sum(file.offset for file in files) > 5_000_000)
             with is_far, pytest.raises(InterruptedRunError):
                 sources.fetch(files, wanted(stop=stop))
+        tap.passes.set()
         kept = sum(file.offset for file in files)
         with Sources([f"127.0.0.1:{tap.port}"]) as sources:
             again = missing_in(ModelCache(tmp_path, sources.manifest(wanted(), digest(minilm)), "m"), tensors)
