@@ -121,9 +121,6 @@ def shard_digest(step: int) -> str:
 class FakeAgent(control_pb2_grpc.AgentServicer):
     """One node: does at once what it is told, and remembers it.
 
-    What it reports while it answers a grant is of the run of that grant, however late, and also if another run has
-    begun meanwhile.
-
     Args:
         node: its name.
         coordinator: address to join and report to.
@@ -161,7 +158,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         self.node = node
         self.plan: Plan | None = None
         self.grants: GrantReader | None = None
-        self._asked_by, self._granting = "", threading.local()
+        self.run_id = ""
         self.log: list[str] = []
         self.loaded: dict[str, bytes] = {}
         self.released = threading.Event()
@@ -191,11 +188,6 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         self._server.start()
         self._channel = grpc.insecure_channel(coordinator, options=CLIENT_OPTIONS)
         self.stub = control_pb2_grpc.CoordinatorStub(self._channel)
-
-    @property
-    def run_id(self) -> str:
-        """The run of the grant that this thread answers; of other threads the one that asked last."""
-        return getattr(self._granting, "run_id", self._asked_by)
 
     def join(self, instance: str = "") -> None:
         """Become a member, as this process or another one of the same name."""
