@@ -28,6 +28,8 @@ AUTO: Final = "auto"
 MAX_ROW_BYTES: Final = 1 << 26
 """Most bytes of a row of JSON; a longer one comes from a missing line end, or does not fit into memory."""
 MAX_BYTES: Final = 1 << 30
+_MAX_LINE: Final = 1 << 30
+"""Most bytes of a line that is looked at for its encoding; a JSON list may stand in one."""
 MAX_FACTOR: Final = 200
 NPZ_REMEDY: Final = "write it with numpy.savez, not savez_compressed"
 TOO_MUCH: Final = f"unpacks to more than {MAX_FACTOR} times its bytes; pack it anew if it is yours, with unlike rows"
@@ -197,9 +199,9 @@ def _by_lines(path: Path, file: io.BufferedIOBase) -> TextForm:
     """Choose UTF-8 or Windows-1252 by the lines that are not ASCII."""
     good = bad = 0
     place = ""
-    for number, line in enumerate(iter(lambda: file.readline(MAX_BYTES), b""), start=1):
-        if len(line) == MAX_BYTES:
-            raise DataError(f"{path}, line {number} has {MAX_BYTES:,} bytes or more; divide it into lines")
+    for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE), b""), start=1):
+        if len(line) == _MAX_LINE:
+            raise DataError(f"{path}, line {number} has {_MAX_LINE:,} bytes or more; divide it into lines")
         if line.isascii():
             continue
         try:

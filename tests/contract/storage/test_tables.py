@@ -180,7 +180,7 @@ def test_table_refuses_what_is_no_unicode_text(tmp_path: Path) -> None:
 
 def test_text_without_line_ends_is_read_up_to_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of zeros takes no room on a disk, and would fill the memory."""
-    monkeypatch.setattr(text_files, "MAX_BYTES", 30)
+    monkeypatch.setattr(text_files, "_MAX_LINE", 30)
     (path := tmp_path / "rows.csv").write_text("text,label\na,b\n")
     assert text_files.text_form(path).encoding == "utf-8-sig"
     with path.open("ab") as file:
