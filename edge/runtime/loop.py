@@ -83,9 +83,6 @@ T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 # Without a timer the loop still wakes now and then: every wait has a deadline.
 _LONGEST_WAIT_S = 60.0
-# Where the run can go back: most turns that some node has not done when others are granted, the last one of a run that
-# the user stops among them.
-_OPEN_TURNS = 2
 # A head is handed over to a turn that was granted at most so many turns ago.
 _TURNS_KEPT = 1024
 
@@ -142,6 +139,7 @@ class AgentRun:
         self._turns: dict[int, Turn] = {}
         self._first_seqs: dict[int, int] = {}
         self._granted = -1
+        self._last_turns = (-1, -1)  # of the last two grants
         self._table: Operations | None = None
         self._head_went_for: int | None = None
         self._saves_of_head: set[int] = set()
@@ -156,15 +154,20 @@ class AgentRun:
 
     def grant(self, turns: Sequence[Turn]) -> None:
         """Queue turns that are granted at once; the engine ignores a turn that it has already."""
-        if turns and self._plan.goes_back:
-            self._check_read(turns[0].index - _OPEN_TURNS)
+        if turns and turns[0].index > self._last_turns[1]:
+            if self._plan.goes_back:
+                self._check_read(self._last_turns[0])
+            self._last_turns = (self._last_turns[1], turns[-1].index)
         for turn in turns:
             self._queue.put(ev.TurnGranted(turn))
 
     def _check_read(self, first: int) -> None:
         """Lose a node that has said that it has done turns before ``first``, and has not read a message of them.
 
-        Messages without credits would wait here without end for a node that reads none.
+        Messages without credits would wait here without end for a node that reads none. Where the run can go back, a
+        grant comes when one turn at most is not done by all; only the first of a placement may be of many turns, and
+        only the last one, of a run that the user stops, may come sooner. So all have done the turns before ``first``,
+        the last turn of the grant before the last one.
         """
         first_seq = self._first_seqs.get(first, 0)
         for target, link in self._links.items():

@@ -195,6 +195,34 @@ def test_runs_that_lose_hosts_at_any_moment_log_what_undisturbed_ones_do(block: 
     assert recovered >= 2 and told
 
 
+def test_all_nodes_have_done_what_was_granted_before_the_last_two_grants() -> None:
+    """So a message of such a turn that waits is of no slow node; also of a run that is stopped while it goes back."""
+    most_open = 0
+    for seed in range(40):
+        rng = random.Random(seed)
+        plan = changed(plan_of(rng), eval_every=2)
+        ring = ring_of(plan, rng)
+        lose_at(ring, rng, rng.choices(range(1, 200), k=1))
+        obey, ends = ring._obey_rounds, list[int]()
+
+        def watched(command: rd.Command, ring: Any = ring, obey: Any = obey, ends: list[int] = ends) -> None:
+            nonlocal most_open
+            match command:
+                case rd.LogMove() | rd.LogRecovery():
+                    ends.clear()
+                    ring.clock.at(ring.clock.now_s + 1.0, ring._tell_rounds, rd.DrainRequested("Ctrl-C"))
+                case rd.Grant(turns):
+                    opened = ring._rounds._grants.open._open
+                    assert not ends[:-1] or min(opened) >= ends[-2]
+                    most_open = max(most_open, len(opened.keys() - {turn.index for turn in turns}))
+                    ends.append(turns[-1].index)
+            obey(command)
+
+        ring._obey_rounds = watched  # type: ignore[method-assign]
+        ring.run()
+    assert most_open > 2
+
+
 OWNING: dict[str, Any] = {"num_blocks": 6, "num_steps": 24, "local_iterations": 2}
 
 

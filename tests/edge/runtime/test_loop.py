@@ -190,9 +190,26 @@ def test_run_loses_a_node_that_reads_nothing_of_turns_that_it_has_done(
         run.grant(turns[2:3])
         run.call(lambda: None, timeout_s=WAIT_S, what="grants")
         assert not ring.reports["b"].of(rp.Failed)
+        run.grant(turns[2:3])  # a call whose answer was lost is no further grant
+        assert not ring.reports["b"].of(rp.Failed)
         run.grant(turns[3:4])
         text = "node b lost its link with node a: it has not read what was sent to it before turn 1"
         assert ring.reports["b"].of(rp.Failed) == [rp.Failed("PeerLostError", text, "a")] * (is_lost and goes_back)
+
+
+def test_run_waits_for_nodes_with_turns_that_are_granted_at_once() -> None:
+    """As after a loss, with the last turn of a run that the user stops right behind them: none of them is done yet."""
+    plan = two_hosts().with_copies(True)
+    turns = list(turn_sequence(plan.course))
+    with ring_of(plan) as ring:
+        run = ring.runs["b"]
+        ring.start("b")
+        run._links["a"].waiting = Action(Op.SEND, 0, 0, 1, 1, "a", Payload.GRAD)  # type: ignore[misc]
+        run.grant(turns[:-1])
+        run.call(lambda: None, timeout_s=WAIT_S, what="grants")
+        run.grant(turns[-1:])
+        run.call(lambda: None, timeout_s=WAIT_S, what="a grant")
+        assert not ring.reports["b"].of(rp.Failed)
 
 
 @pytest.mark.promise("6 every wait ends")
