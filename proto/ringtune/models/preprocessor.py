@@ -25,7 +25,7 @@ _ENDS: Final = ("ImageProcessorFast", "ImageProcessor", "FeatureExtractor")
 _NAMES: Final = ("image_processor_type", "feature_extractor_type", "processor_class", "_processor_class", "data_format")
 _BILINEAR: Final = 2
 _FILTERS: Final = range(6)
-_MAX_CHANNELS: Final = 256
+_MAX_CHANNELS: Final = 4096
 _MAX_SCALED: Final = 1 << 27
 """Most pixels of a picture between resizing and cropping; Pillow opens pictures of some 1.8e8."""
 
@@ -69,7 +69,7 @@ class ImageSteps:
 def read_image_steps(folder: Path, *, channels: int, side: int) -> ImageSteps:
     """Read the steps of a model; without a file bytes map to [-1, 1], and pictures must have the model's size."""
     if channels > _MAX_CHANNELS:
-        raise ModelError(f"{folder}: pictures of {channels:,} channels are not read; the most are {_MAX_CHANNELS}")
+        raise ModelError(f"{folder}: pictures of {channels:,} channels are not read; the most are {_MAX_CHANNELS:,}")
     path = folder / PREPROCESSOR_FILE
     if not path.is_file():
         half = (0.5,) * channels

@@ -256,8 +256,8 @@ def test_pipe_in_place_of_a_file_is_not_opened(tmp_path: Path, monkeypatch: pyte
 
 def test_pictures_of_absurdly_many_channels_are_refused(tmp_path: Path) -> None:
     """Before a mean and a deviation are made for each: ``num_channels`` of a config was enough to fill a memory."""
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit", "num_channels": 300}))
-    with pytest.raises(ModelError, match="pictures of 300 channels are not read; the most are 256"):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit", "num_channels": 5000}))
+    with pytest.raises(ModelError, match="pictures of 5,000 channels are not read; the most are 4,096"):
         check_files(tmp_path, read_config(tmp_path))
 
 
