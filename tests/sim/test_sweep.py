@@ -115,13 +115,14 @@ CELLS = [(f"a={index}", f"b={index * index}") for index in range(7)]
 
 @pytest.fixture(scope="module")
 def by_workers() -> list[str]:
-    """What a worker a core makes; joblib's resource tracker, which stays as long as this process, is there then."""
-    return list(each_cell(join, CELLS, jobs=-1))
+    """What two workers make; joblib's resource trackers, which stay as long as this process, are there then."""
+    return list(each_cell(join, CELLS, jobs=2))
 
 
 def test_cells_keep_the_order_for_any_number_of_workers(by_workers: list[str]) -> None:
     """Results stand where their cells stand."""
-    assert by_workers == list(each_cell(join, CELLS, jobs=1)) == [join(cell) for cell in CELLS]
+    of_one, of_all_cores = (list(each_cell(join, CELLS, jobs=jobs)) for jobs in (1, -1))
+    assert by_workers == of_one == of_all_cores == [join(cell) for cell in CELLS]
 
 
 @cases("jobs", [0, -2])
