@@ -57,9 +57,13 @@ class FolderFeed:
         self._lines_read = 0
         self._plan_seen = (0, 0)
         self._has_begun = self._is_over = self._is_gone = False
+        self._problem = ""
 
     def __call__(self) -> Iterator[control_pb2.RunEvent]:
-        """Yield the events since the last call; once the folder, or a file, can't be read, a note and then nothing."""
+        """Yield the events since the last call; once the folder can't be read, a note and then nothing.
+
+        A file that is damaged, or not yet copied whole, is told once and read again at the next call.
+        """
         if self._is_gone:
             return
         try:
@@ -69,18 +73,19 @@ class FolderFeed:
             told = f"no further updates: {self._folder} can't be read any more ({error.strerror})"
             yield control_pb2.RunEvent(note=told)
         except RingTuneError as error:
-            self._is_gone = True
-            yield control_pb2.RunEvent(note=f"no further updates: {error}")
+            if self._problem != str(error):
+                self._problem = str(error)
+                yield control_pb2.RunEvent(note=self._problem)
 
     def _news(self) -> Iterator[control_pb2.RunEvent]:
         if not self._has_begun or self._has_rewound():
+            yield from [*self._head()]
             self._has_begun, self._lines_read, self._plan_seen = True, 0, (0, 0)
-            yield from self._head()
         yield from self._plan()
         yield from self._metrics()
         if not self._is_over and (self._folder / "report.json").is_file():
+            yield from [*self._end()]
             self._is_over = True
-            yield from self._end()
 
     def _head(self) -> Iterator[control_pb2.RunEvent]:
         place = read_place(self._folder)
@@ -95,8 +100,8 @@ class FolderFeed:
     def _plan(self) -> Iterator[control_pb2.RunEvent]:
         facts = (self._folder / "plan.json").stat()
         if (seen := (facts.st_mtime_ns, facts.st_size)) != self._plan_seen:
-            self._plan_seen = seen
             plan = Plan.from_json(read_run_file(self._folder / "plan.json"))
+            self._plan_seen = seen
             yield control_pb2.RunEvent(plan_json=json.dumps(plan.to_json()))
 
     def _has_rewound(self) -> bool:
