@@ -434,7 +434,7 @@ def test_folder_feed_says_once_that_its_folder_is_gone(tmp_path: Path) -> None:
 
 @cases("name", ["job.toml", "plan.json", "run.json", "profile.json"])
 def test_folder_feed_says_once_that_a_file_is_damaged(tmp_path: Path, name: str) -> None:
-    """The log of the page had a traceback each second; a folder that is still being copied is shown once it is whole."""
+    """The log of the page had a traceback each second; a folder that is being copied is shown once it is whole."""
     folder = begun(tmp_path / "run", 2)
     whole = (folder / name).read_bytes() if (folder / name).exists() else None
     (folder / name).write_bytes(b"\xff")
