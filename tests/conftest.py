@@ -138,7 +138,7 @@ def nothing_left_behind() -> Iterator[None]:
     threads_before, processes_before = _threads(), leaks.processes_below()
     yield
     alive = leaks.still_running(leaks.processes_below() - processes_before, GRACE_S)
-    names = [" ".join(child.cmdline()[:6]) for child in alive if child.is_running()]
+    names = [leaks.command_of(child) for child in alive]
     for child in alive:
         child.kill()
     threads = _threads() - threads_before

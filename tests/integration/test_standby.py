@@ -27,10 +27,12 @@ from ringtune.schedule.turns import Turn
 from ringtune.transport.endpoints import target_of
 from ringtune.v1 import control_pb2
 from tests.support.cluster import START_S, Nodes, free_port
+from tests.support.failpoints import order_failure
 from tests.support.fake_agents import CALL_S, FakeAgent, FakeCluster, job, read_lines, steps_of
 from tests.support.kept_runs import content
 from tests.support.postgresql import postgresql
 from tests.support.processes import RUN_S, start_ringtune
+from tests.support.trials import wait_until
 
 LEASE_S = 8.0  # a coordinator whose beats a busy machine holds up for as long ends, as it has to
 LONG_LEASE_S = 30.0  # of real nodes, which keep a machine busy; nobody waits for its end
@@ -199,24 +201,32 @@ def end_lease(url: str) -> None:
 
 
 class KillerAtStep(Progress):
-    """Kills a coordinator as a step is shown; its lease is over at once."""
+    """Kills a coordinator as a step is shown, while a node stands still in a later turn; ends its lease at once."""
 
-    def __init__(self, victim: subprocess.Popen[str], step: int, url: str) -> None:
+    def __init__(
+        self, victim: subprocess.Popen[str], step: int, url: str, nodes: Nodes, node: str, stops: Path
+    ) -> None:
         self._victim, self._step, self._url = victim, step, url
+        self._nodes, self._node, self._stops = nodes, node, stops
 
     def step(self, step: Mapping[str, Any]) -> None:
         """Kill it."""
         if step["step"] == self._step:
+            wait_until(self._stops.exists, lambda: f"{self._node} has not stopped", within_s=RUN_S)
+            self._nodes.wait_stopped(self._node)
             self._victim.send_signal(signal.SIGKILL)
             assert self._victim.wait(RUN_S) == -signal.SIGKILL
             end_lease(self._url)
+            self._nodes.signal(self._node, signal.SIGCONT)
 
 
 @pytest.mark.slow
 @pytest.mark.promise("1 partition invariance")
 def test_real_nodes_go_on_at_the_standby_with_equal_bits(tmp_path: Path) -> None:
     """From the last turn that ended, with the evaluations and the steps of a run that was left alone, each once."""
-    nodes = Nodes(tmp_path, owners=("a", "b"), hosts=("c",))
+    orders = tmp_path / "orders"
+    orders.mkdir()
+    nodes = Nodes(tmp_path, owners=("a", "b"), hosts=("c",), failpoints=orders)
     wanted = nodes.job(train__max_steps=18, train__eval_every=6, recovery__copies="next", runtime__lease_s=LONG_LEASE_S)
     url = f"sqlite:///{tmp_path}/state.sqlite"
     with coordinators(tmp_path, url, lease_s=LONG_LEASE_S) as two, contextlib.closing(nodes):
@@ -231,7 +241,8 @@ def test_real_nodes_go_on_at_the_standby_with_equal_bits(tmp_path: Path) -> None
                 client.run(request, progress=progress, folder=files, coordinator_wait_s=RUN_S)
             return Plan.from_json(json.loads((tmp_path / name / "plan.json").read_text()))
 
-        plan = run("killed", KillerAtStep(two.first, 2, url))
+        stops = order_failure(orders, "c", "backward 13 stop")  # two in a step: after two turns
+        plan = run("killed", KillerAtStep(two.first, 2, url, nodes, "c", stops))
         run("whole", Progress(), GivenPlan(plan=plan))
         with Client(places) as client:
             assert [record.state for record in client.runs()] == ["interrupted", "done", "done"]

@@ -23,11 +23,12 @@ pytestmark = pytest.mark.slow
 
 ELSEWHERE = "somewhere/else/tiny-bert"
 NO_LEASE_S = RUN_S  # no test of leases: however late a busy machine lets heartbeats come, the run's deadline decides
+MIDDLE_BYTES = 1600000
 RING = (("node-0", 0, 2), ("node-1", 2, 3), ("node-2", 3, 4))
 
 
 @contextlib.contextmanager
-def one_copy(folder: Path, *, hidden_size: int = 32, delay_s: float = 0.0) -> Iterator[tuple[Cluster, Tap]]:
+def one_copy(folder: Path, *, hidden_size: int = 32) -> Iterator[tuple[Cluster, Tap]]:
     """Three nodes of which one has the model, behind a tap; the job's path is nowhere."""
     model = str(folder / "model")
     more = {name: ["--cache", str(folder / f"cache-{name}")] for name in ("node-1", "node-2")}
@@ -36,7 +37,7 @@ def one_copy(folder: Path, *, hidden_size: int = 32, delay_s: float = 0.0) -> It
     )
     if hidden_size != 32:
         tiny.write_model(cluster.model, num_blocks=4, hidden_size=hidden_size)
-    tap = Tap(cluster.ports["node-0"], delay_s=delay_s)
+    tap = Tap(cluster.ports["node-0"])
     cluster.advertised["node-0"] = tap.port
     try:
         with cluster.listening():
@@ -92,7 +93,8 @@ def test_weights_of_one_copy_train_a_ring(tmp_path: Path) -> None:
 @pytest.mark.thorough
 def test_weights_fetch_killed_goes_on_in_the_next_run(tmp_path: Path) -> None:
     """SIGKILL in the middle of a tensor; the restarted node asks for the rest only."""
-    with one_copy(tmp_path, hidden_size=256, delay_s=0.03) as (cluster, tap):
+    with one_copy(tmp_path, hidden_size=256) as (cluster, tap):
+        tap.hold_at_bytes = MIDDLE_BYTES
         job = cluster.job(
             model__path=ELSEWHERE, model__dtype="float32", wire__dtype="float32", runtime__lease_s=NO_LEASE_S
         )
@@ -102,10 +104,12 @@ def test_weights_fetch_killed_goes_on_in_the_next_run(tmp_path: Path) -> None:
         deadline_s = time.monotonic() + RUN_S
         while not any(path.stat().st_size > 70_000 for path in existing(cache.glob(f"**/weights/*/*{PARTIAL}"))):
             assert time.monotonic() < deadline_s
-            assert not follower.outcome.is_done, "too fast to be killed"
+            assert not follower.outcome.is_done, "the run ended while the weights were held"
             time.sleep(0.001)
         cluster.signal("node-2", signal.SIGKILL)
         cluster.wait_exit("node-2")
+        tap.hold_at_bytes = 0
+        tap.passes.set()
         cluster.end_lease("node-2")
         failed = follower.wait()
         assert failed.error == "PeerLostError", failed.message

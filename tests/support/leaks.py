@@ -48,6 +48,13 @@ def _children_of_thread(path: str) -> list[int]:
         return [int(word) for word in listing.read().split()]
 
 
+def command_of(process: psutil.Process) -> str:
+    """The first words of a command; none of a process that has just ended."""
+    with contextlib.suppress(psutil.Error):
+        return " ".join(process.cmdline()[:6])
+    return ""
+
+
 def still_running(pids: set[int], grace_s: float) -> list[psutil.Process]:
     """Those of these processes that do not end within ``grace_s`` seconds."""
     processes = []

@@ -189,7 +189,7 @@ class RetriedCall:
         is_held: bool = True,
     ) -> None:
         self._method, self._request, self._peer = method, request, peer
-        self._lease_s, self._timeout_s = lease_s, timeout_s or _LONGEST_S
+        self._lease_s, self._timeout_s = lease_s, _LONGEST_S if timeout_s is None else timeout_s
         self._key = secrets.token_hex(16) if is_held else ""
         self._lock = threading.Lock()
         self._cancelled = threading.Event()

@@ -132,6 +132,16 @@ def test_lost_error_is_told_again() -> None:
     assert node.begun.qsize() == 1
 
 
+def test_call_without_any_time_left_ends_at_once() -> None:
+    """Zero seconds are a time limit, and not the longest one."""
+    node = Node()
+    with serving(node) as stub, pytest.raises(grpc.RpcError) as raised:
+        RetriedCall(
+            stub.Prepare, control_pb2.PrepareRequest(run_id="r"), peer="node pi", lease_s=LEASE_S, timeout_s=0.0
+        ).result()
+    assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
 @pytest.mark.usefixtures("briefly")
 def test_work_outlasts_its_attempts_and_is_asked_for_without_its_request() -> None:
     """Each attempt hears that the work goes on; the request travels once, the work has the time of the whole call."""
