@@ -436,7 +436,7 @@ def test_run_ends_when_a_node_is_silent_for_a_lease() -> None:
 
     with (
         FakeCluster("a", agents={"a": {"on_grant": silent}}) as cluster,
-        pytest.raises(PeerLostError, match=r"node a is lost: last contact .* lease is 60 s"),
+        pytest.raises(PeerLostError, match=r"node a is lost: last contact .* lease is 600 s"),
     ):
         run(cluster, num_nodes=1)
 
