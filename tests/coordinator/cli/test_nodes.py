@@ -116,7 +116,7 @@ def test_nodes_removed_are_refused_by_certificate(tmp_path: Path) -> None:
     with server:
 
         def identity() -> Any:
-            return join(server.address, make_token(trust, node_party("pi"), time.time() + 60), tmp_path / "pi")
+            return join(server.address, make_token(trust, node_party("pi"), time.time() + 3600), tmp_path / "pi")
 
         first = identity()
         server.coordinator.join(member("pi"))
