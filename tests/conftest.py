@@ -138,9 +138,7 @@ def nothing_left_behind() -> Iterator[None]:
     threads_before, processes_before = _threads(), leaks.processes_below()
     yield
     alive = leaks.still_running(leaks.processes_below() - processes_before, GRACE_S)
-    names = [leaks.command_of(child) for child in alive]
-    for child in alive:
-        child.kill()
+    names = [leaks.kill(child) for child in alive]
     threads = _threads() - threads_before
     for thread in threads:
         thread.join(timeout=GRACE_S)

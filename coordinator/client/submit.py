@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 import grpc
 
@@ -333,7 +333,8 @@ class Client(Connection):
             _LOG.info("the coordinator is not asked to end a run that has ended: %s", error)
         except grpc.RpcError as error:
             _LOG.info("the coordinator was not asked to end the run: %s", error)
-            progress.note("the coordinator can't be asked to end the run; Ctrl-C again stops at once")
+            if error.code() not in _IS_OVER:
+                progress.note("the coordinator can't be asked to end the run; Ctrl-C again stops at once")
 
     def _note_saved(self, run_id: str, step: int) -> None:
         """Tell the coordinator that the manifest of ``step`` is on disk, without waiting for the answer."""
@@ -371,6 +372,10 @@ class Client(Connection):
         finally:
             call.cancel()
         return outcome
+
+
+_IS_OVER: Final = (grpc.StatusCode.CANCELLED, grpc.StatusCode.FAILED_PRECONDITION)
+"""A run that is to be drained has ended: the command closes its connection, or the coordinator drives it no more."""
 
 
 def _hear_until_it_trains(call: Any, outcome: Outcome) -> None:

@@ -42,6 +42,8 @@ from tests.support.model_facts import small_model
 
 CALL_S = 30.0
 """The longest wait for what comes in milliseconds: a busy machine is no failure."""
+LEASE_S = 600.0
+"""Of members: fake agents send no heartbeats, so a test that stands still for so long would lose its nodes."""
 MODEL = small_model(
     hidden_size=8,
     intermediate_size=16,
@@ -69,7 +71,7 @@ replicas = "never"
 copies = "none"
 [runtime]
 wait_s = 20.0
-lease_s = 60.0
+lease_s = 600.0
 """
 
 
@@ -379,7 +381,7 @@ def end_lease(coordinator: Coordinator, node: str) -> None:
 class FakeCluster:
     """A coordinator with fake agents, over real sockets, in one process."""
 
-    def __init__(self, *names: str, lease_s: float = 60.0, agents: dict[str, dict[str, Any]] | None = None) -> None:
+    def __init__(self, *names: str, lease_s: float = LEASE_S, agents: dict[str, dict[str, Any]] | None = None) -> None:
         self.server = CoordinatorServer("127.0.0.1:0", lease_s=lease_s)
         options = agents or {}
         self.agents = {name: FakeAgent(name, self.server.address, **options.get(name, {})) for name in names}

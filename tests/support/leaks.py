@@ -30,29 +30,29 @@ def processes_below() -> set[int]:
 
 
 def _children(pid: int) -> list[int]:
-    """Each thread has a list of those that it has started."""
+    """Each thread has a list of those that it has started.
+
+    The kernel leaves one out if another one is reaped while it lists them; two listings that agree have them all.
+    """
     if not _LISTS:
         return [child.pid for child in psutil.Process(pid).children()]
+    before: list[int] | None = None
     for _ in range(_MAX_LISTINGS):
         try:
             tasks = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - before and after each test, a file for every thread
         except OSError:  # it has just ended
             return []
         with contextlib.suppress(OSError):  # a thread has just ended: its children are now on another one's list
-            return [child for task in tasks for child in _children_of_thread(f"/proc/{pid}/task/{task}/children")]
-    return []
+            listed = [child for task in tasks for child in _children_of_thread(f"/proc/{pid}/task/{task}/children")]
+            if listed == before:
+                break
+            before = listed
+    return before or []
 
 
 def _children_of_thread(path: str) -> list[int]:
     with open(path, "rb", buffering=0) as listing:  # noqa: PTH123
         return [int(word) for word in listing.read().split()]
-
-
-def command_of(process: psutil.Process) -> str:
-    """The first words of a command; none of a process that has just ended."""
-    with contextlib.suppress(psutil.Error):
-        return " ".join(process.cmdline()[:6])
-    return ""
 
 
 def still_running(pids: set[int], grace_s: float) -> list[psutil.Process]:
@@ -62,3 +62,12 @@ def still_running(pids: set[int], grace_s: float) -> list[psutil.Process]:
         with contextlib.suppress(psutil.NoSuchProcess):
             processes.append(psutil.Process(pid))
     return list(psutil.wait_procs(processes, timeout=grace_s)[1]) if processes else []
+
+
+def kill(process: psutil.Process) -> str:
+    """Kill a process and return how it was called; one that ends just then has no words."""
+    words: list[str] = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        words = process.cmdline()[:6]
+        process.kill()
+    return " ".join(words)

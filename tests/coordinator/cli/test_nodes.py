@@ -37,7 +37,7 @@ from ringtune.transport.identity import read_identity
 from ringtune.transport.parties import VARIABLE, Party, node_party, parse_token
 from ringtune.transport.speaker import speaking_as
 from ringtune.v1 import control_pb2, control_pb2_grpc
-from tests.support.fake_agents import CALL_S, JOB_TEXT, FakeCluster, job
+from tests.support.fake_agents import CALL_S, JOB_TEXT, LEASE_S, FakeCluster, job
 
 app = typer.Typer()
 app.command()(measure_command)
@@ -51,7 +51,7 @@ def member(node: str) -> Member:
 @contextlib.contextmanager
 def plain(*names: str) -> Iterator[CoordinatorServer]:
     """A coordinator in plain text with members."""
-    with CoordinatorServer("127.0.0.1:0", lease_s=60.0) as server:
+    with CoordinatorServer("127.0.0.1:0", lease_s=LEASE_S) as server:
         for name in names:
             server.coordinator.join(member(name))
         yield server
@@ -112,11 +112,11 @@ def test_nodes_removed_are_refused_by_certificate(tmp_path: Path) -> None:
     init_trust(trust, time.time())
     keeper = TrustKeeper(trust)
     with speaking_as(keeper.speaker):
-        server = CoordinatorServer("127.0.0.1:0", lease_s=60.0, keeper=keeper)
+        server = CoordinatorServer("127.0.0.1:0", lease_s=LEASE_S, keeper=keeper)
     with server:
 
         def identity() -> Any:
-            return join(server.address, make_token(trust, node_party("pi"), time.time() + 60), tmp_path / "pi")
+            return join(server.address, make_token(trust, node_party("pi"), time.time() + 3600), tmp_path / "pi")
 
         first = identity()
         server.coordinator.join(member("pi"))

@@ -252,13 +252,18 @@ def test_full_disk_of_the_coordinator_ends_the_run_with_its_checkpoints(
     assert find_resume(tmp_path / "out", LONG, print) is not None
 
 
-def test_run_is_stopped_from_outside_and_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_run_is_stopped_from_outside_and_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``stop`` saves; the folder of both runs together is that of one run."""
-    gate = Gate()
+    gate, drain = Gate(), RunDriver.drain
+
+    def drained(driver: RunDriver, reason: str) -> None:
+        drain(driver, reason)
+        gate.open.set()
+
+    monkeypatch.setattr(RunDriver, "drain", drained)
     with keeping(tmp_path / "kept", gate) as cluster, Client(cluster.server.address) as client:
         run_id = start(client, LONG)
         assert gate.reached.wait(CALL_S)
-        threading.Timer(0.2, gate.open.set).start()
         said = stop_run(client, run_id, now=False, wait_s=CALL_S)
         record = ended(client, run_id)
         assert record.state == "stopped" and record.is_resumable
@@ -275,9 +280,9 @@ def test_run_is_stopped_from_outside_and_goes_on_where_it_was(tmp_path: Path) ->
         gate.reached.clear()
         second = client.start(RunRequest(job=short, num_nodes=0, join_s=5.0, resume=resume))
         assert gate.reached.wait(CALL_S)
-        gate.open.set()
         client.stop_run(second, "enough", now=True)
         going_on = ended(client, second)
+        gate.open.set()
         assert going_on.first_run == run_id
         assert going_on.saved_step >= record.saved_step
         fetch_run(client, going_on, tmp_path / "both", replace=False)

@@ -26,6 +26,7 @@ from coordinator.run.run_driver import RunDriver
 from coordinator.screen.progress import Progress
 from coordinator.server.coordinator import Coordinator
 from ringtune.errors import (
+    FrameError,
     IntegrityError,
     InterruptedRunError,
     JobError,
@@ -261,20 +262,31 @@ def await_drains() -> None:
         assert not thread.is_alive()
 
 
-def test_ctrl_c_as_a_run_ends_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command may close its connection before the thread of the signal asks: that is no error of the thread."""
-    interrupts, notes, closed, texts = Interrupts(), Notes(), threading.Event(), list[str]()
+@pytest.mark.parametrize("asked", ["not", "and refused", "and not answered"])
+def test_ctrl_c_as_a_run_ends_is_no_error(monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
+    """The thread of the signal may ask for the end of a run that is over, or the command close its connection."""
+    interrupts, notes, texts = Interrupts(), Notes(), list[str]()
+    asks, closed = threading.Event(), threading.Event()
 
     def stop(event: control_pb2.RunEvent) -> None:
         if event.done:
             interrupts._on_signal(2, None)
+            if asked == "and refused":
+                await_drains()
+            assert asked == "not" or asks.wait(CALL_S)
 
     def note(text: str) -> None:
-        if text.startswith("stopping"):
+        if text.startswith("stopping") and asked == "not":
             assert closed.wait(CALL_S)
         texts.append(text)
 
+    def none(coordinator: Coordinator, run_id: str) -> NoReturn:
+        asks.set()
+        assert asked == "and refused" or closed.wait(CALL_S)
+        raise FrameError(f"run {run_id} is not driven here")
+
     monkeypatch.setattr(notes, "note", note)
+    monkeypatch.setattr(Coordinator, "driver_of", none)
     with FakeCluster("a", "b") as cluster:
         with Client(cluster.server.address) as client:
             request = RunRequest(job=JOB, num_nodes=2)

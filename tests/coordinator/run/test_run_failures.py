@@ -8,7 +8,7 @@ import os
 import queue
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -436,7 +436,7 @@ def test_run_ends_when_a_node_is_silent_for_a_lease() -> None:
 
     with (
         FakeCluster("a", agents={"a": {"on_grant": silent}}) as cluster,
-        pytest.raises(PeerLostError, match=r"node a is lost: last contact .* lease is 60 s"),
+        pytest.raises(PeerLostError, match=r"node a is lost: last contact .* lease is 600 s"),
     ):
         run(cluster, num_nodes=1)
 
@@ -597,6 +597,27 @@ def test_run_that_goes_back_waits_for_nodes_that_are_silent_for_a_moment(monkeyp
     assert (found, notes) == ((a, b), [f"{CALL_S:g} s"])
 
 
+def hold_next_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the run that goes back begin when it is told to end: fake nodes could be done with it before."""
+    is_told, drive = threading.Event(), RunDriver._drive
+
+    def begins(driver: RunDriver) -> RingTuneError | None:
+        assert not driver.without or is_told.wait(CALL_S)
+        return drive(driver)
+
+    def telling(ask: Callable[[RunDriver, str], None]) -> Callable[[RunDriver, str], None]:
+        def told(driver: RunDriver, reason: str) -> None:
+            ask(driver, reason)
+            if driver.without:
+                is_told.set()
+
+        return told
+
+    monkeypatch.setattr(RunDriver, "_drive", begins)
+    for name in ("drain", "stop"):
+        monkeypatch.setattr(RunDriver, name, telling(getattr(RunDriver, name)))
+
+
 @pytest.mark.parametrize("when", ["a bug", "before the next", "with the next", "at once"])
 def test_run_that_can_not_begin_again_or_is_drained_while_it_does_ends(
     when: str, monkeypatch: pytest.MonkeyPatch
@@ -618,6 +639,7 @@ def test_run_that_can_not_begin_again_or_is_drained_while_it_does_ends(
             coordinator.driver_of(before.run_id).stop("stopped by the user")
         return after
 
+    hold_next_run(monkeypatch)
     monkeypatch.setattr(Coordinator, "run", on_the_way)
     ends = {False: (InterruptedRunError, "stopped by"), True: (PeerLostError, "lost; going back .* failed")}
     with losing_host(recovery__copies="next") as (cluster, wanted):
@@ -630,6 +652,7 @@ def test_run_that_can_not_begin_again_or_is_drained_while_it_does_ends(
 
 def test_stop_while_a_run_goes_back_waits_for_the_run_that_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stop comes before the coordinator knows the second run, which takes longer to end than the first."""
+    hold_next_run(monkeypatch)
     begin, drive, ask = Coordinator.run, RunDriver._drive, RunDriver.stop
     goes_back, is_asked, may_end = (threading.Event() for _ in range(3))
 

@@ -402,7 +402,7 @@ def test_register_of_a_database_is_one_for_all_coordinators(pair: Pair, tmp_path
     empty.mkdir()
     a, b = TrustKeeper(folder, shared=pair.a), TrustKeeper(copied, shared=pair.b)
     Register(empty, pair.b)
-    token = make_token(folder, node_party("pi"), now_s + 60, shared=pair.a)
+    token = make_token(folder, node_party("pi"), now_s + 3600, shared=pair.a)
     facts = facts_of(b.certify(token.secret, make_request(make_key())))
     with pytest.raises(TokenError):
         a.certify(token.secret, make_request(make_key()))
