@@ -8,6 +8,8 @@ The names of the API are loaded at their first use, through the entry points of 
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
 from typing import Any
 
 __version__ = "0.2.0"
@@ -19,11 +21,33 @@ _GROUP = "ringtune.api"
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'ringtune' has no attribute {name!r}")
-    from ringtune.entry_points import load_target, targets_of
-
     value = globals()[name] = load_target(targets_of(_GROUP)[name])
     return value
 
 
 def __dir__() -> list[str]:
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+
+
+def targets_of(group: str) -> dict[str, str]:
+    """Find the entry points of a group: name -> ``module:attribute``, sorted by name.
+
+    Those in the ``pyproject.toml`` of a checkout take precedence: they may be newer than the installed ones, or nothing
+    may be installed.
+    """
+    import tomllib
+    from importlib.metadata import entry_points
+
+    targets = {entry.name: entry.value for entry in entry_points(group=group)}
+    project_file = Path(__file__).parents[2] / "pyproject.toml"
+    tables = tomllib.loads(project_file.read_text(encoding="utf-8")) if project_file.is_file() else {}
+    project = tables.get("project", {})
+    if project.get("name") == "ringtune":
+        targets |= project["entry-points"][group]
+    return dict(sorted(targets.items()))
+
+
+def load_target(target: str) -> Any:
+    """Import and return the object ``module:attribute``; raises ``ModuleNotFoundError``."""
+    module_name, _, attribute = target.partition(":")
+    return getattr(importlib.import_module(module_name), attribute)

@@ -21,8 +21,7 @@ import typer
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
-from ringtune import __version__
-from ringtune.entry_points import load_target, targets_of
+from ringtune import __version__, load_target, targets_of
 from ringtune.errors import InterruptedRunError, RingTuneError, StorageError, UsageError
 from ringtune.machine.process import guard_outputs, lost_output, mark_command_process
 from ringtune.options import RENAMED

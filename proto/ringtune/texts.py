@@ -114,6 +114,6 @@ def log_to_stderr(level: int | str, stream: TextIO | None = None) -> None:
     logging.basicConfig(level=level, handlers=[handler])
     for name in LIBRARY_LOGS:
         logger = logging.getLogger(name)
-        for old in [one for one in logger.filters if isinstance(one, _RepeatFilter)]:
+        for old in [entry for entry in logger.filters if isinstance(entry, _RepeatFilter)]:
             logger.removeFilter(old)
         logger.addFilter(_RepeatFilter())

@@ -389,22 +389,22 @@ class Invertible(NamedTuple):
     def shapes(self, width: int) -> dict[str, tuple[int, ...]]:
         """Shapes of the tensors by name for embeddings of a width; F and G are a Linear around an activation."""
         first, second = width // 2, width - width // 2
-        found: dict[str, tuple[int, ...]] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         for name, inputs, outputs in (("F", second, first), ("G", first, second)):
             inner = int(inputs // self.factor)
             if not inner:
                 raise JobError(
                     f"inv_adapter_reduction_factor = {self.factor:g} leaves no channel of {inputs}; lower it"
                 )
-            found |= {f"{name}.0.weight": (inner, inputs), f"{name}.0.bias": (inner,)}
-            found |= {f"{name}.2.weight": (outputs, inner), f"{name}.2.bias": (outputs,)}
-        return found
+            shapes |= {f"{name}.0.weight": (inner, inputs), f"{name}.0.bias": (inner,)}
+            shapes |= {f"{name}.2.weight": (outputs, inner), f"{name}.2.bias": (outputs,)}
+        return shapes
 
 
 def invertible_of(config: str) -> Invertible | None:
     """Return the invertible adapter of a configuration; None if it has none."""
-    found = (part for part in parse_adapter_config(config) if _has_invertible(part))
-    return next((Invertible(part.whole["inv_adapter_reduction_factor"]) for part in found), None)
+    parts = (part for part in parse_adapter_config(config) if _has_invertible(part))
+    return next((Invertible(part.whole["inv_adapter_reduction_factor"]) for part in parts), None)
 
 
 def _has_invertible(part: AdapterPart) -> bool:
@@ -459,7 +459,7 @@ def config_of_library(described: Mapping[str, Any]) -> str:
         raise JobError(f"inv_adapter = {described['inv_adapter']!r} can't be run: {_GLOW}; {_ADVICE}")
     if described.get("phm_layer") or described.get("vera_d") is not None:
         raise JobError(f"compacter and vera can't be sliced: {_SHARED}; {_ADVICE}")
-    known = {name: defaults for name, (own, defaults) in _KNOWN.items() if own == kind}
+    known = {name: defaults for name, (architecture, defaults) in _KNOWN.items() if architecture == kind}
     if not known:
         raise JobError(f"adapters of architecture {kind!r} are not supported; {_ADVICE}")
     changes = {
@@ -520,16 +520,16 @@ def _parse_part(text: str) -> AdapterPart:
 def _read_options(text: str, options: str) -> dict[str, Any]:
     """Parse ``option=value, ...``; ``text`` is the whole part, for messages."""
     try:
-        found = ast.parse("{" + re.sub(r"(\w+)=", r"'\1':", options) + "}", mode="eval").body
-        values = ast.literal_eval(found)
+        table = ast.parse("{" + re.sub(r"(\w+)=", r"'\1':", options) + "}", mode="eval").body
+        values = ast.literal_eval(table)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
         raise JobError(
             f"adapter.config {text!r}: the options are not readable; write texts in quotes, as in "
             "lora[attn_matrices=['q','k']]"
         ) from error
-    if not isinstance(found, ast.Dict) or not isinstance(values, dict):
+    if not isinstance(table, ast.Dict) or not isinstance(values, dict):
         raise JobError(f"adapter.config {text!r}: write options as option=value")
-    if len(values) != len(found.keys):
+    if len(values) != len(table.keys):
         raise JobError(f"adapter.config {text!r} has an option twice; keep one")
     return values
 
@@ -571,11 +571,11 @@ def _check_places(parts: Iterable[AdapterPart], blocks: Iterable[int], *, is_mer
 
 
 def _named_blocks(part: AdapterPart) -> dict[str, list[int]]:
-    found = {name: part.options[name] for name in ("leave_out", "layers") if isinstance(part.options.get(name), list)}
+    blocks = {name: part.options[name] for name in ("leave_out", "layers") if isinstance(part.options.get(name), list)}
     factors = part.options.get("reduction_factor")
     if isinstance(factors, Mapping):
-        found["reduction_factor"] = [int(key) for key in factors if key != "default"]
-    return found
+        blocks["reduction_factor"] = [int(key) for key in factors if key != "default"]
+    return blocks
 
 
 def _check_weights(part: AdapterPart, blocks: Iterable[int], hidden: int, widths: Widths, num_blocks: int) -> None:

@@ -153,8 +153,8 @@ def places_of(config: str) -> tuple[str, ...]:
 
     Example: query and value for ``lora``; none for ``seq_bn``.
     """
-    found = {place for part in parse_adapter_config(config) for place in places_of_part(part)}
-    return tuple(place for place in PLACES if place in found)
+    places = {place for part in parse_adapter_config(config) for place in places_of_part(part)}
+    return tuple(place for place in PLACES if place in places)
 
 
 def places_of_part(part: AdapterPart) -> tuple[str, ...]:

@@ -53,7 +53,7 @@ class ArchitectureHead(NamedTuple):
 
     def library_name(self, name: str) -> str:
         """Return AdapterHub's name of a tensor; the inverse of ``named``."""
-        layers = (layer for layer, own in self.layers.items() if name.startswith(f"{own}."))
+        layers = (layer for layer, own_name in self.layers.items() if name.startswith(f"{own_name}."))
         layer = next(layers, "")
         return f"{HEAD_PREFIX}{layer}{name.removeprefix(self.layers[layer])}" if layer else name
 

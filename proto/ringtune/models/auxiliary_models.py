@@ -137,7 +137,7 @@ class AuxiliaryConfig:
 
 def in_block(auxiliary: Iterable[AuxiliaryConfig], block: int) -> tuple[AuxiliaryConfig, ...]:
     """Return the auxiliary models that do not leave out a block."""
-    return tuple(one for one in auxiliary if block not in one.leave_out)
+    return tuple(part for part in auxiliary if block not in part.leave_out)
 
 
 def check_places(parts: Sequence[tuple[str, Mapping[str, Any]]], blocks: Iterable[int], *, is_merged: bool) -> None:
@@ -149,21 +149,21 @@ def check_places(parts: Sequence[tuple[str, Mapping[str, Any]]], blocks: Iterabl
     """
     beside = [(name, options, places_beside(options)) for name, options in parts if "attn_matrices" in options]
     for block in blocks:
-        found: dict[str, str] = {}
+        part_at: dict[str, str] = {}
         fused: list[AuxiliaryConfig] = []
-        here = [one for one in beside if block not in one[1]["leave_out"]]
-        for name, options, places in sorted(here, key=lambda one: one[0] in AUXILIARY_KINDS):
+        here = [part for part in beside if block not in part[1]["leave_out"]]
+        for name, options, places in sorted(here, key=lambda part: part[0] in AUXILIARY_KINDS):
             if name not in AUXILIARY_KINDS:
-                found |= dict.fromkeys(places, name)
+                part_at |= dict.fromkeys(places, name)
                 continue
             for place in places:
-                if place in found:
+                if place in part_at:
                     raise JobError(
-                        f"adapter.config gives the matrix {place} of block {block} both {found[place]!r} and {name!r}, "
-                        "of which it can have one; choose other attn_matrices for one of them, leave the block out of "
-                        "one, or remove one"
+                        f"adapter.config gives the matrix {place} of block {block} both {part_at[place]!r} and "
+                        f"{name!r}, of which it can have one; choose other attn_matrices for one of them, leave the "
+                        "block out of one, or remove one"
                     )
-                found[place] = name
+                part_at[place] = name
             if is_merged and set(places) - {INTERMEDIATE, OUTPUT}:
                 fused.append(AuxiliaryConfig.of(name, options))
         check_alphas(fused)
@@ -171,7 +171,7 @@ def check_places(parts: Sequence[tuple[str, Mapping[str, Any]]], blocks: Iterabl
 
 def check_alphas(fused: Iterable[AuxiliaryConfig]) -> None:
     """Refuse different alphas of auxiliary models at one matrix for query, key and value; raises ``JobError``."""
-    by_alpha = {one.alpha: one for one in fused}
+    by_alpha = {part.alpha: part for part in fused}
     if len(by_alpha) > 1:
         first, second = list(by_alpha.values())[:2]
         raise JobError(
@@ -218,7 +218,7 @@ def describe(
     return {
         "format": FORMAT,
         "version": VERSION,
-        "parts": [to_table(one) for one in parts],
+        "parts": [to_table(part) for part in parts],
         "library": library and {key: value for key, value in library.items() if key not in _OF_WHOLE},
         "name": name,
         "model_type": model_type,
@@ -239,9 +239,9 @@ def described(content: Mapping[str, Any], *, where: str) -> AdapterDescription:
         raise _odd("parts", parts, where)
     if library is not None and not (isinstance(library, dict) and isinstance(library.get("config"), dict)):
         raise _odd("library", library, where)
-    found = tuple(_part(part, where) for part in parts)
+    auxiliary = tuple(_part(part, where) for part in parts)
     whole = {key: content[key] for key in _OF_WHOLE if key in content}
-    return AdapterDescription(found, content["name"], content["model_type"], library and {**library, **whole})
+    return AdapterDescription(auxiliary, content["name"], content["model_type"], library and {**library, **whole})
 
 
 def is_of_library(tensor: str, name: str) -> bool:
@@ -251,7 +251,7 @@ def is_of_library(tensor: str, name: str) -> bool:
 
 def own_tensors(parts: Iterable[AuxiliaryConfig], block: int) -> int:
     """Number of tensors of the auxiliary models in a block."""
-    return sum(len(one.shapes(Widths.plain(1, 1))) for one in in_block(parts, block))
+    return sum(len(part.shapes(Widths.plain(1, 1))) for part in in_block(parts, block))
 
 
 def _part(content: Mapping[str, Any], where: str) -> AuxiliaryConfig:

@@ -93,8 +93,8 @@ def form_of(columns: Collection[str], *, with_answer: bool = True) -> str:
     Example: ``instruction``, ``input`` and ``output`` give "instructions and outputs (Alpaca)".
     """
     for words, needed in _FORMS.items():
-        wanted = needed if with_answer or len(needed) == 1 else needed[:-1]
-        if _by_name(columns).keys() >= set(wanted):
+        required = needed if with_answer or len(needed) == 1 else needed[:-1]
+        if _by_name(columns).keys() >= set(required):
             return words
     return ""
 
@@ -178,16 +178,20 @@ def _message(message: object, where: str) -> dict[str, Any]:
     """Read a message, with ``from`` and ``value`` as role and content; other keys stay unless they are null."""
     if not isinstance(message, dict):
         raise RowError(Problem(f"{where} is no object but a {type(message).__name__}", "give role and content"))
-    found = {key: value for key, value in message.items() if value is not None}
+    values = {key: value for key, value in message.items() if value is not None}
     for key, other in (("role", "from"), ("content", "value")):
-        if key not in found and other in found:
-            found[key] = found.pop(other)
-    role = found.get("role")
+        if key not in values and other in values:
+            values[key] = values.pop(other)
+    role = values.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         said = "an unknown role" if isinstance(role, str) else "no role"
         raise RowError(Problem(f"{where} has {said}", f"the roles are {', '.join(_ROLES)}"))
-    may_be_empty = _ROLES[role] != ASSISTANT or bool(found.get("tool_calls"))
-    return {**found, "role": _ROLES[role], "content": _content(found.get("content"), where, may_be_empty=may_be_empty)}
+    may_be_empty = _ROLES[role] != ASSISTANT or bool(values.get("tool_calls"))
+    return {
+        **values,
+        "role": _ROLES[role],
+        "content": _content(values.get("content"), where, may_be_empty=may_be_empty),
+    }
 
 
 def _content(value: object, where: str, *, may_be_empty: bool) -> str:
@@ -201,10 +205,10 @@ def _content(value: object, where: str, *, may_be_empty: bool) -> str:
         if not isinstance(text, str):
             raise RowError(Problem(f"{where} has a content that is no text but a {type(text).__name__}", "give a text"))
         texts.append(checked_text(text, where))
-    found = "".join(texts)
-    if not may_be_empty and not found.strip():
+    content = "".join(texts)
+    if not may_be_empty and not content.strip():
         raise RowError(Problem(f"{where} is an empty answer", "fill it in or remove the row", is_missing=True))
-    return found
+    return content
 
 
 def _text(value: object, column: str, *, may_be_empty: bool = False) -> str:
@@ -259,13 +263,13 @@ def has_chat_template(folder: Path) -> bool:
 
 def named_template(folder: Path, name: str) -> str:
     """Return one of ``TEMPLATES``, or else of the model's own templates, by its name; raises ``ModelError``."""
-    own = {} if name in TEMPLATES else chat_templates(folder)
-    if name not in TEMPLATES and name not in own:
-        has = f"the templates {', '.join(map(repr, own))}" if own else "no chat template of its own"
+    templates = {} if name in TEMPLATES else chat_templates(folder)
+    if name not in TEMPLATES and name not in templates:
+        has = f"the templates {', '.join(map(repr, templates))}" if templates else "no chat template of its own"
         raise ModelError(
-            f"data.template = {name!r}: the model in {folder} has {has}; {nearest(name, (*TEMPLATES, *own))}"
+            f"data.template = {name!r}: the model in {folder} has {has}; {nearest(name, (*TEMPLATES, *templates))}"
         )
-    return TEMPLATES[name] if name in TEMPLATES else own[name]
+    return TEMPLATES[name] if name in TEMPLATES else templates[name]
 
 
 def require_template(folder: Path, template: str | None) -> None:

@@ -115,8 +115,8 @@ def head_width(config: Config) -> int:
 
 def groups(config: Config) -> int:
     """Number of key-value heads."""
-    found: int = config["num_key_value_heads"] or config["num_attention_heads"]
-    return found
+    count: int = config["num_key_value_heads"] or config["num_attention_heads"]
+    return count
 
 
 def llama_dimensions(config: Config) -> Dimensions:
@@ -282,14 +282,14 @@ def _plugged_dimensions(model_type: str) -> Callable[[Config], Dimensions]:
     """Make config -> dimensions: those of a Llama, plus the values that further norms and scores keep."""
 
     def dimensions(config: Config) -> Dimensions:
-        found = dataclasses.replace(llama_dimensions(config), more_masks=masks_of_windows(config))
-        heads = found.num_heads + found.kv_heads if model_type in _KEEPS_QUERY else 0
-        norms = 2 * found.hidden if model_type in _FOUR_NORMS else 0
+        plain = dataclasses.replace(llama_dimensions(config), more_masks=masks_of_windows(config))
+        heads = plain.num_heads + plain.kv_heads if model_type in _KEEPS_QUERY else 0
+        norms = 2 * plain.hidden if model_type in _FOUR_NORMS else 0
         more = heads * head_width(config) + norms
         if not config.get("attn_logit_softcapping"):
-            return dataclasses.replace(found, more_kept=more)
+            return dataclasses.replace(plain, more_kept=more)
         # eager attention keeps scores, but not its output
-        return dataclasses.replace(found, more_kept=max(0, more - found.attention), kept_scores=_CAPPED_SCORES_KEPT)
+        return dataclasses.replace(plain, more_kept=max(0, more - plain.attention), kept_scores=_CAPPED_SCORES_KEPT)
 
     return dimensions
 
@@ -382,7 +382,7 @@ _GEMMA3: Final = dataclasses.replace(_GEMMA2, query_norm=_QWEN3.query_norm, key_
 
 def _plugged_family(model_type: str, keys: Mapping[str, ConfigKey], **changes: Any) -> Family:
     """Derive a family from Llama, with other config keys."""
-    own: dict[str, Any] = {"problem": _plugged_problem, "layout": _PLUGGED} | changes
+    replaced: dict[str, Any] = {"problem": _plugged_problem, "layout": _PLUGGED} | changes
     return dataclasses.replace(
         LLAMA,
         model_type=model_type,
@@ -390,7 +390,7 @@ def _plugged_family(model_type: str, keys: Mapping[str, ConfigKey], **changes: A
         config_keys=keys,
         dimensions=_plugged_dimensions(model_type),
         plugged=True,
-        **own,
+        **replaced,
     )
 
 

@@ -251,8 +251,8 @@ class BlockLayout:
 
     def matrices_of(self, role: str) -> tuple[str, ...]:
         """Return the matrices that have a role, of which a block of a generic family has one at most."""
-        own = getattr(self, role)
-        return (*([own] if own else []), *(path for other, path in self.instead if other == role))
+        path_of_role = getattr(self, role)
+        return (*([path_of_role] if path_of_role else []), *(path for other, path in self.instead if other == role))
 
     @property
     def is_unlike(self) -> bool:
@@ -450,22 +450,22 @@ class Family:
         layout, ends, biased = self.layout, self._ends(config), self.biased(config)
         if layout.is_merged:
             ends["query"] = (ends["query"][0], sum(ends[name][1] for name in ("query", "key", "value")))
-        found: Shapes = {}
+        shapes: Shapes = {}
         for role, (inputs, outputs) in ends.items():
             name = getattr(layout, role)
-            if not name or f"{name}.weight" in found:  # a fused matrix is there under its first role
+            if not name or f"{name}.weight" in shapes:  # a fused matrix is there under its first role
                 continue
-            found[f"{name}.weight"] = (inputs, outputs) if layout.inputs_first else (outputs, inputs)
+            shapes[f"{name}.weight"] = (inputs, outputs) if layout.inputs_first else (outputs, inputs)
             if role in biased:
-                found[f"{name}.bias"] = (outputs,)
+                shapes[f"{name}.bias"] = (outputs,)
         sizes = self.dimensions(config)
         norms = dict.fromkeys(("attention_norm", "feed_forward_norm"), sizes.hidden)
         norms |= dict.fromkeys(("attention_last_norm", "feed_forward_last_norm"), sizes.hidden)
         norms |= dict.fromkeys(("query_norm", "key_norm"), sizes.head_width)
         for role, width in norms.items():
             if name := getattr(layout, role):
-                found |= layer_norm(name, width) if layout.norms_have_bias else {f"{name}.weight": (width,)}
-        return found
+                shapes |= layer_norm(name, width) if layout.norms_have_bias else {f"{name}.weight": (width,)}
+        return shapes
 
     def _ends(self, config: Config) -> dict[str, tuple[int, int]]:
         """Return inputs and outputs of each of ``MATRICES``."""

@@ -119,12 +119,14 @@ def read_headers(folder: Path) -> dict[str, StoredTensor]:
 
     A matrix in 4 bits is one tensor; those beside it are left out.
     """
-    found = _headers(folder)
-    matrices = four_bit_tensors({name: (stored.path, stored.info) for name, stored in found.items()})
+    tensors = _headers(folder)
+    matrices = four_bit_tensors({name: (stored.path, stored.info) for name, stored in tensors.items()})
     if not matrices:
-        return found
+        return tensors
     beside = {f"{name}.{end}" for name, matrix in matrices.items() for end in matrix.ends}
-    return {name: stored._replace(four_bit=matrices.get(name)) for name, stored in found.items() if name not in beside}
+    return {
+        name: stored._replace(four_bit=matrices.get(name)) for name, stored in tensors.items() if name not in beside
+    }
 
 
 def _headers(folder: Path) -> dict[str, StoredTensor]:
@@ -182,24 +184,26 @@ def select_tensors(
     weights = {
         name: shape for name, shape in shapes.items() if not name.endswith(NO_WEIGHTS) and not name.startswith(unread)
     }
-    wanted: Shapes = (_unlike_blocks if family.generic else _like_blocks)(weights, config, blocks, where)
+    selected: Shapes = (_unlike_blocks if family.generic else _like_blocks)(weights, config, blocks, where)
     shared = tuple(f"{path}." for path in family.shared_paths)
-    wanted |= {name: shape for name, shape in weights.items() if name.startswith(shared)}
+    selected |= {name: shape for name, shape in weights.items() if name.startswith(shared)}
     if is_owner:
-        own = tuple(f"{path}." for path in family.owner_paths)
-        wanted |= {name: shape for name, shape in weights.items() if name.startswith(own)} | family.owner_shapes(config)
+        of_owner = tuple(f"{path}." for path in family.owner_paths)
+        selected |= {name: shape for name, shape in weights.items() if name.startswith(of_owner)} | family.owner_shapes(
+            config
+        )
         if with_decoder and not config["tie_word_embeddings"]:
             dimensions = family.dimensions(config)
-            wanted[f"{family.head}.weight"] = (dimensions.vocab, dimensions.hidden)
+            selected[f"{family.head}.weight"] = (dimensions.vocab, dimensions.hidden)
         if with_decoder and has_head_bias(family, config):
-            wanted[f"{family.head}.bias"] = (family.dimensions(config).vocab,)
-    for name, shape in wanted.items():
+            selected[f"{family.head}.bias"] = (family.dimensions(config).vocab,)
+    for name, shape in selected.items():
         if name not in shapes:
             raise ModelError(f"{where} has no tensor {name!r}, which {CONFIG_FILE} asks for; is the model complete?")
         if shapes[name] != shape:
             raise ModelError(f"{where}: tensor {name!r} has shape {shapes[name]}, {CONFIG_FILE} means {shape}")
     unused = tuple(f"{path}." for path in family.unused_paths) if with_unused else ()
-    return [*wanted, *(name for name in shapes if name.startswith(unused))]
+    return [*selected, *(name for name in shapes if name.startswith(unused))]
 
 
 def _like_blocks(weights: Shapes, config: Mapping[str, Any], blocks: Iterable[int], where: str) -> Shapes:
@@ -214,14 +218,14 @@ def _like_blocks(weights: Shapes, config: Mapping[str, Any], blocks: Iterable[in
 
 def _unlike_blocks(weights: Shapes, config: Mapping[str, Any], blocks: Iterable[int], where: str) -> Shapes:
     """Return the tensors of blocks that may differ; loading compares them with the model that the library builds."""
-    found: Shapes = {}
+    selected: Shapes = {}
     for block in blocks:
         start = f"{FAMILIES[config['model_type']].block_prefix}{block}."
-        own = {name: shape for name, shape in weights.items() if name.startswith(start)}
-        if not own:
+        of_block = {name: shape for name, shape in weights.items() if name.startswith(start)}
+        if not of_block:
             raise ModelError(f"{where} has no tensor of block {block}, which {CONFIG_FILE} asks for; is it complete?")
-        found |= own
-    return found
+        selected |= of_block
+    return selected
 
 
 def has_head_bias(family: Family, config: Mapping[str, Any]) -> bool:
@@ -278,23 +282,23 @@ def hub_id(text: str) -> HubId | None:
 
     Example: ``sentence-transformers/all-MiniLM-L6-v2`` is an id; ``./models/tiny``, ``a/b/c`` and ``tiny`` are not.
     """
-    found = _ID.fullmatch(text)
-    if found is None or any(".." in part for part in found.groups(default="")):
+    match = _ID.fullmatch(text)
+    if match is None or any(".." in part for part in match.groups(default="")):
         return None
-    return HubId(found["owner"], found["name"], found["revision"] or MAIN)
+    return HubId(match["owner"], match["name"], match["revision"] or MAIN)
 
 
-def cached_folder(wanted: HubId, cache: Path) -> Path | None:
+def cached_folder(model: HubId, cache: Path) -> Path | None:
     """Return the folder of a model's snapshot in a cache; None if it, its config or its weights are missing."""
-    place = place_of(wanted, cache)
-    commit = wanted.revision if COMMIT.fullmatch(wanted.revision) else _commit_of(place / "refs" / wanted.revision)
+    place = place_of(model, cache)
+    commit = model.revision if COMMIT.fullmatch(model.revision) else _commit_of(place / "refs" / model.revision)
     folder = place / "snapshots" / commit
     return folder if commit and _is_whole(folder) else None
 
 
-def place_of(wanted: HubId, cache: Path) -> Path:
+def place_of(model: HubId, cache: Path) -> Path:
     """Return the folder of a model in a cache, above its snapshots."""
-    return cache / f"models--{wanted.owner}--{wanted.name}"
+    return cache / f"models--{model.owner}--{model.name}"
 
 
 def id_of_folder(folder: PurePath) -> str:
@@ -367,10 +371,10 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     padding, vocab = config.get("pad_token_id"), config.get("vocab_size", 0)
     if padding is not None and not padding < vocab:
         raise ModelError(f"{path}: pad_token_id {padding} is no row of a table of {vocab}; make them fit")
-    found = family.dimensions(config)
+    dimensions = family.dimensions(config)
     for count, most, what in (
-        (found.num_blocks, MAX_BLOCKS, "blocks"),
-        (found.longest, MAX_LONGEST, "tokens of a text"),
+        (dimensions.num_blocks, MAX_BLOCKS, "blocks"),
+        (dimensions.longest, MAX_LONGEST, "tokens of a text"),
     ):
         if count > most:
             raise ModelError(f"{path}: {count:,} {what} are more than {most:,}, the most that can be planned")
@@ -394,11 +398,11 @@ def with_old_rope(values: Mapping[str, Any], *, where: str | Path = CONFIG_FILE)
     family = FAMILIES.get(str(values.get("model_type")))
     if family is not None and family.since > OLD:
         return dict(values)
-    found = {key: value for key, value in values.items() if key != _ROPE_PARAMETERS}
+    config = {key: value for key, value in values.items() if key != _ROPE_PARAMETERS}
     parameters = values.get(_ROPE_PARAMETERS) or {}
     source = _ROPE_PARAMETERS
     if not parameters and isinstance(values.get(_ROPE_SCALING), dict):
-        parameters, source = found.pop(_ROPE_SCALING), _ROPE_SCALING
+        parameters, source = config.pop(_ROPE_SCALING), _ROPE_SCALING
     if not isinstance(parameters, dict):
         raise ModelError(f"{where}: {source} has to be a table, but is {parameters!r}; fetch the model again")
     by_layer = {key: value or {} for key, value in parameters.items() if key in _THETA_OF_LAYERS}
@@ -420,10 +424,10 @@ def with_old_rope(values: Mapping[str, Any], *, where: str | Path = CONFIG_FILE)
                 raise ModelError(f"{where}: {source} of {layers} is {given}; only rope_theta is supported there")
             moved[_ROPE_SCALING] = rest
         for key, value in moved.items():
-            if value is not None and found.get(key, value) not in (value, None):
-                raise ModelError(f"{where}: {key} is {found[key]!r}, and {value!r} in {source}; make them equal")
-            found |= {} if value is None else {key: value}
-    return found
+            if value is not None and config.get(key, value) not in (value, None):
+                raise ModelError(f"{where}: {key} is {config[key]!r}, and {value!r} in {source}; make them equal")
+            config |= {} if value is None else {key: value}
+    return config
 
 
 def model_dimensions(config: Mapping[str, Any]) -> Dimensions:
@@ -440,9 +444,9 @@ def base_tensors(
     ``with_decoder`` the language model's head is added, unless it is tied to the token table.
     """
     family = FAMILIES[config["model_type"]]
-    found = {base_name(name, family): stored for name, stored in read_headers(Path(folder)).items()}
+    tensors = {base_name(name, family): stored for name, stored in read_headers(Path(folder)).items()}
     names = select_tensors(
-        {name: stored.shape for name, stored in found.items()},
+        {name: stored.shape for name, stored in tensors.items()},
         config,
         where=str(folder),
         blocks=range(family.dimensions(config).num_blocks),
@@ -450,7 +454,7 @@ def base_tensors(
         with_decoder=with_decoder,
         with_unused=True,
     )
-    return {name: found[name] for name in names}
+    return {name: tensors[name] for name in names}
 
 
 def near_folder(path: Path) -> str:
@@ -630,14 +634,14 @@ def _tokens_of(path: Path, changed_ns: int, size_bytes: int) -> _Tokens:
         if path.name == "vocab.txt":
             lines = read_given(path).splitlines()
             return _Tokens({token: index for index, token in enumerate(lines)}, {}, {})
-        found = read_json(path)
+        content = read_json(path)
         if path.name != WHOLE_FILE:
-            return _Tokens(_numbers(found), {}, {})
-        vocabulary = found["model"]["vocab"]
+            return _Tokens(_numbers(content), {}, {})
+        vocabulary = content["model"]["vocab"]
         if isinstance(vocabulary, list):  # of a unigram model: tokens with their scores
             vocabulary = {token: index for index, (token, _) in enumerate(vocabulary)}
-        added = {str(token["content"]): int(token["id"]) for token in found.get("added_tokens") or ()}
-        return _Tokens(_numbers(vocabulary), added, dict(_around(found.get("post_processor"))))
+        added = {str(token["content"]): int(token["id"]) for token in content.get("added_tokens") or ()}
+        return _Tokens(_numbers(vocabulary), added, dict(_around(content.get("post_processor"))))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return _Tokens({}, {}, {})
 
@@ -665,8 +669,8 @@ def _around(processor: Any) -> Iterator[tuple[str, int]]:
 def _named(folder: Path, tokens: _Tokens) -> Iterator[tuple[str, int]]:
     """Yield the tokens that the settings name, with their numbers; an unknown one gets the number after all others."""
     for name in _SETTINGS:
-        found = read_settings_table(folder / name)
-        for entry in map(found.get, _NAMED):
+        settings = read_settings_table(folder / name)
+        for entry in map(settings.get, _NAMED):
             token = entry.get("content") if isinstance(entry, dict) else entry
             if isinstance(token, str) and token:
                 yield token, tokens.added.get(token, tokens.ids.get(token, len(tokens)))

@@ -85,18 +85,18 @@ def check_quantization(settings: Any, *, where: str, inputs_first: bool) -> None
         )
 
 
-def four_bit_tensors(found: Mapping[str, tuple[Path, TensorInfo]]) -> dict[str, FourBitTensor]:
+def four_bit_tensors(headers: Mapping[str, tuple[Path, TensorInfo]]) -> dict[str, FourBitTensor]:
     """Find the 4-bit matrices of a folder, by name; raises ``ModelError``."""
-    matches = filter(None, map(_STATE.fullmatch, found))
-    return {match["name"]: _matrix(match["name"], match["kind"], found) for match in matches}
+    matches = filter(None, map(_STATE.fullmatch, headers))
+    return {match["name"]: _matrix(match["name"], match["kind"], headers) for match in matches}
 
 
-def _matrix(name: str, kind: str, found: Mapping[str, tuple[Path, TensorInfo]]) -> FourBitTensor:
-    path, info = found[f"{name}.quant_state.bitsandbytes__{kind}"]
+def _matrix(name: str, kind: str, headers: Mapping[str, tuple[Path, TensorInfo]]) -> FourBitTensor:
+    path, info = headers[f"{name}.quant_state.bitsandbytes__{kind}"]
     if kind not in (NF4, FP4):
         raise _refused(path, name, f"is of type {kind[:40]!r}, known are {NF4} and {FP4}")
     state = _state(path, info, name)
-    is_double = f"{name}.nested_absmax" in found
+    is_double = f"{name}.nested_absmax" in headers
     known: dict[str, object] = {"quant_type": kind, "blocksize": BLOCK}
     known |= {"nested_blocksize": GROUP, "nested_dtype": "float32"} if is_double else {}
     for key, value in known.items():
@@ -115,13 +115,15 @@ def _matrix(name: str, kind: str, found: Mapping[str, tuple[Path, TensorInfo]]) 
     parts = {}
     for end, (dtype, count) in sizes.items():
         part = f"{name}.{end}" if end else name
-        if part not in found:
+        if part not in headers:
             raise _refused(path, name, f"lacks {part}")
-        parts[end] = found[part]
-        own = parts[end][1]
-        if (own.dtype, math.prod(own.shape)) != (dtype, count):
+        parts[end] = headers[part]
+        stored = parts[end][1]
+        if (stored.dtype, math.prod(stored.shape)) != (dtype, count):
             raise _refused(
-                path, name, f"has {math.prod(own.shape):,} {own.dtype} in {part}, its shape means {count:,} {dtype}"
+                path,
+                name,
+                f"has {math.prod(stored.shape):,} {stored.dtype} in {part}, its shape means {count:,} {dtype}",
             )
     del parts[""]
     return FourBitTensor(kind, (shape[0], shape[1]), parts, float(offset))

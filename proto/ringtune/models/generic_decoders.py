@@ -67,15 +67,15 @@ def _value(config: Config, size: str) -> Any:
 
 
 def _size(config: Config, size: str, default: int = 0) -> int:
-    found = _value(config, size)
-    return default if found is None else int(found)
+    value = _value(config, size)
+    return default if value is None else int(value)
 
 
 def _kv_heads(config: Config, heads: int) -> int:
     if config.get("multi_query") and not config.get("new_decoder_architecture"):
         return 1
-    own = config.get("attn_config")
-    return _size(config, "kv_heads", (own or {}).get("kv_n_heads", heads) if isinstance(own, dict) else heads)
+    settings = config.get("attn_config")
+    return _size(config, "kv_heads", (settings or {}).get("kv_n_heads", heads) if isinstance(settings, dict) else heads)
 
 
 def active_experts(config: Config) -> int:
@@ -150,8 +150,8 @@ _MOST_EXPERTS: Final = 1 << 17
 
 def _problem_of_kinds(config: Config) -> str:
     """Say which further value that is read here is of a wrong kind; empty if none is."""
-    own = config.get("attn_config")
-    values = {**config, **({"kv_n_heads": own.get("kv_n_heads")} if isinstance(own, dict) else {})}
+    attention = config.get("attn_config")
+    values = {**config, **({"kv_n_heads": attention.get("kv_n_heads")} if isinstance(attention, dict) else {})}
     for key in _WHOLE:
         if (value := values.get(key)) is not None and (type(value) is not int or not 0 < value < 1 << 31):
             return f"{key} is {value!r}, it has to be a whole number above 0, below 2^31"
@@ -161,9 +161,9 @@ def _problem_of_kinds(config: Config) -> str:
         if value is not None and not is_factor and (key, value) != ("logit_scale", "inv_sqrt_d_model"):
             return f"{key} is {value!r}, it has to be a number above 0"
     for size in _NEEDED:
-        found = {key: config[key] for key in _KEYS[size] if config.get(key) is not None}
-        if any(value != _value(config, size) for value in found.values()):
-            return f"{' and '.join(f'{key} {value}' for key, value in found.items())} are one; make them equal"
+        aliases = {key: config[key] for key in _KEYS[size] if config.get(key) is not None}
+        if any(value != _value(config, size) for value in aliases.values()):
+            return f"{' and '.join(f'{key} {value}' for key, value in aliases.items())} are one; make them equal"
     if type(values.get("pad_token_id")) not in (int, type(None)):
         return f"pad_token_id is {values['pad_token_id']!r}, it has to be a whole number"
     if type(values.get("tie_word_embeddings")) is not bool:
@@ -197,9 +197,9 @@ def _problem(config: Config) -> str:
     if not _size(config, "head_width") and hidden % heads:
         return f"a width of {hidden} can't be shared by {heads} heads"
     if (base := config.get("rope_local_base_freq")) is not None:
-        own = config.get("rope_theta")
         return (
-            f"rotary positions have two bases, {own} and {base} in blocks with a window; transformers 4 has one there"
+            f"rotary positions have two bases, {config.get('rope_theta')} and {base} in blocks with a window; "
+            "transformers 4 has one there"
         )
     scaling = config.get("rope_scaling")
     if isinstance(scaling, dict) and "alpha" not in scaling and rope_type(config) == "dynamic":
@@ -211,30 +211,30 @@ def _gemma4_dimensions(layout: BlockLayout, kept: int, scores: int, config: Conf
     """As ``_dimensions``; heads of blocks without a window are wider, and experts are beside a feed-forward part."""
     is_double = config.get("use_double_wide_mlp") and config.get("num_kv_shared_layers")
     inner = _size(config, "inner") * (2 if is_double else 1)
-    found, blocks = _dimensions(layout, kept, scores, config), config.get("per_layer_config") or {}
+    dimensions, blocks = _dimensions(layout, kept, scores, config), config.get("per_layer_config") or {}
     widths = [block.get("head_dim", 1) for block in blocks.values()] or [config.get("global_head_dim", 512)]
     experts = _size(config, "active") * _size(config, "expert_inner") if config.get("enable_moe_block") else 0
-    found = dataclasses.replace(
-        found,
-        attention=max(found.attention, found.num_heads * max(widths)),
+    dimensions = dataclasses.replace(
+        dimensions,
+        attention=max(dimensions.attention, dimensions.num_heads * max(widths)),
         inner=inner + experts,
-        more_kept=found.more_kept + (10 if experts else 2) * found.hidden,  # norms of both parts; measured
+        more_kept=dimensions.more_kept + (10 if experts else 2) * dimensions.hidden,  # norms of both parts; measured
     )
-    return _with_passed(found, gemma4_passed(config))
+    return _with_passed(dimensions, gemma4_passed(config))
 
 
 def _gemma3n_dimensions(layout: BlockLayout, kept: int, scores: int, config: Config) -> Dimensions:
     """As ``_dimensions`` with the widest feed-forward part, and what a block keeps of several hidden states."""
-    found, passed = _dimensions(layout, kept, scores, _with_widest(config)), gemma3n_passed(config)
-    return _with_passed(dataclasses.replace(found, more_kept=found.more_kept + 5 * passed.hidden), passed)
+    dimensions, passed = _dimensions(layout, kept, scores, _with_widest(config)), gemma3n_passed(config)
+    return _with_passed(dataclasses.replace(dimensions, more_kept=dimensions.more_kept + 5 * passed.hidden), passed)
 
 
-def _with_passed(found: Dimensions, passed: PassedValues | None) -> Dimensions:
+def _with_passed(dimensions: Dimensions, passed: PassedValues | None) -> Dimensions:
     """Add what a graph keeps of both of its ends, and a block of its parts of one of them; measured."""
     if passed is None:
-        return found
+        return dimensions
     more = 2 * max(passed.entering) + passed.hidden + 2 * passed.inputs
-    return dataclasses.replace(found, more_kept=found.more_kept + more)
+    return dataclasses.replace(dimensions, more_kept=dimensions.more_kept + more)
 
 
 def _with_widest(config: Config) -> Config:
@@ -270,15 +270,15 @@ def _gemma3n_problem(config: Config) -> str:
 def _gemma_owner_shapes(passed_of: Callable[[Config], PassedValues | None], config: Config) -> Shapes:
     """Return the shapes of the token table, and of what makes the inputs of all blocks."""
     hidden, passed = _size(config, "hidden"), passed_of(config)
-    found: Shapes = {"embed_tokens.weight": (_size(config, "vocab"), hidden)}
+    shapes: Shapes = {"embed_tokens.weight": (_size(config, "vocab"), hidden)}
     if passed is None or not passed.inputs:
-        return found
+        return shapes
     rows, together = int(config.get("vocab_size_per_layer_input") or 262144), passed.num_blocks * passed.inputs
-    found |= {
+    shapes |= {
         "embed_tokens_per_layer.weight": (rows, together),
         "per_layer_model_projection.weight": (together, hidden),
     }
-    return found
+    return shapes
 
 
 def _llama4_dimensions(layout: BlockLayout, kept: int, scores: int, config: Config) -> Dimensions:
@@ -326,8 +326,8 @@ def _named(layout: BlockLayout, attention: str = "self_attn", **names: str) -> B
         role: f"{attention}.{names.get(role, getattr(layout, role).rpartition('.')[2])}"
         for role in ("query", "key", "value", "attention_out")
     }
-    own: dict[str, Any] = {"attention": attention, **names, **inside}
-    return dataclasses.replace(layout, **own)
+    changes: dict[str, Any] = {"attention": attention, **names, **inside}
+    return dataclasses.replace(layout, **changes)
 
 
 def _with_delta(layout: BlockLayout, matrix: str, other: str) -> BlockLayout:
@@ -350,7 +350,7 @@ def _row(
 ) -> Family:
     """Describe a decoder by what differs from Llama; ``norm`` is the last one, ``tied`` the class's default."""
     embeddings = changes.get("embeddings_path", "embed_tokens")
-    own: dict[str, Any] = {
+    replaced: dict[str, Any] = {
         "owner_paths": ("embed_tokens", norm),
         "head_paths": (norm,),
         "owner_shapes": lambda config: {
@@ -377,7 +377,7 @@ def _row(
         dimensions=functools.partial(dimensions, layout, kept, _SCORES.get(model_type, 0)),
         problem=problem,
         biased=lambda config: (),
-        **own,
+        **replaced,
     )
 
 

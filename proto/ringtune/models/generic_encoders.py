@@ -78,16 +78,16 @@ def _dimensions(
     The first ``before`` positions are of no token, or with ``after_padding`` those up to that of padding. ``scores`` of
     written-out attention are kept, and ``more`` tensors of the model's width (measured): 0.5 holds for a mask too.
     """
-    found = plain_dimensions(config)
+    dimensions = plain_dimensions(config)
     before = config["pad_token_id"] + 1 if after_padding else before
-    kept = int(more * found.hidden)
-    return dataclasses.replace(found, longest=found.longest - before, more_kept=kept, kept_scores=scores)
+    kept = int(more * dimensions.hidden)
+    return dataclasses.replace(dimensions, longest=dimensions.longest - before, more_kept=kept, kept_scores=scores)
 
 
 def _mpnet_dimensions(config: Config) -> Dimensions:
     """Dimensions of an MPNet, whose blocks read a bias of each head; its positions begin at 2."""
-    found = _dimensions(config, before=2, scores=1, more=0.0)
-    return dataclasses.replace(found, more_masks=found.num_heads - 1)
+    dimensions = _dimensions(config, before=2, scores=1, more=0.0)
+    return dataclasses.replace(dimensions, more_masks=dimensions.num_heads - 1)
 
 
 def _deberta_dimensions(config: Config) -> Dimensions:
@@ -123,9 +123,9 @@ def _mpnet_shared(config: Config) -> Shapes:
 
 def _deberta_shared(config: Config) -> Shapes:
     rows = _relative_span(config)
-    found: Shapes = {"encoder.rel_embeddings.weight": (rows, config["hidden_size"])} if rows else {}
+    shapes: Shapes = {"encoder.rel_embeddings.weight": (rows, config["hidden_size"])} if rows else {}
     has_norm = config.get("norm_rel_ebd") == "layer_norm"
-    return found | (layer_norm("encoder.LayerNorm", config["hidden_size"]) if has_norm else {})
+    return shapes | (layer_norm("encoder.LayerNorm", config["hidden_size"]) if has_norm else {})
 
 
 def _relative_span(config: Config) -> int:
@@ -141,9 +141,9 @@ def _relative_span(config: Config) -> int:
 def _deberta_v2_dimensions(config: Config) -> Dimensions:
     """Dimensions of a DeBERTa v2: each row keeps projected relative positions, each token its scores with them."""
     kinds = len(config["pos_att_type"].split("|")) if config.get("pos_att_type") else 0
-    rows, found = _relative_span(config) * kinds, _dimensions(config, scores=1)
-    more = found.more_kept + found.num_heads * rows
-    return dataclasses.replace(found, more_kept=more, row_kept=rows * found.hidden, more_masks=3)
+    rows, dimensions = _relative_span(config) * kinds, _dimensions(config, scores=1)
+    more = dimensions.more_kept + dimensions.num_heads * rows
+    return dataclasses.replace(dimensions, more_kept=more, row_kept=rows * dimensions.hidden, more_masks=3)
 
 
 def _with_joined_kinds(values: Config) -> dict[str, Any]:
@@ -180,10 +180,10 @@ def _deberta_problem(config: Config) -> str:
 
 
 def _modernbert_dimensions(config: Config) -> Dimensions:
-    found = plain_dimensions(config, activation="hidden_activation")
+    dimensions = plain_dimensions(config, activation="hidden_activation")
     kept = 2 + kept_by(config["hidden_activation"])
     return dataclasses.replace(
-        found, inner_kept=kept, keeps_down_input=False, more_kept=5 * found.hidden // 2, more_masks=1
+        dimensions, inner_kept=kept, keeps_down_input=False, more_kept=5 * dimensions.hidden // 2, more_masks=1
     )
 
 
@@ -218,14 +218,14 @@ def generic_encoders(bert: Family) -> tuple[Family, ...]:
         what all hosts read.
         """
         last = (norm,) if norm else ()
-        own: dict[str, Any] = {
+        replaced: dict[str, Any] = {
             "config_keys": {**bert.config_keys, **keys},
             "embeddings_path": "embeddings.word_embeddings",
             "owner_paths": ("embeddings", *last),
             "dimensions": _dimensions,
             **changes,
         }
-        table = f"{own['embeddings_path']}.weight"
+        table = f"{replaced['embeddings_path']}.weight"
 
         def owner_shapes(config: Config) -> Shapes:
             return {table: (config["vocab_size"], config["hidden_size"]), **shared(config)}
@@ -241,7 +241,7 @@ def generic_encoders(bert: Family) -> tuple[Family, ...]:
             packs=False,
             methods=("bottleneck", "lora") if layout.norm_first else ("lora",),
             layout=layout,
-            **{"owner_shapes": owner_shapes, **own},
+            **{"owner_shapes": owner_shapes, **replaced},
         )
 
     def without(*names: str) -> dict[str, ConfigKey]:

@@ -78,11 +78,11 @@ _BLOCK: Final = re.compile(r"blk\.(?P<block>0|[1-9][0-9]{0,4})\.(?P<name>[a-z_]+
 
 def only_gguf_file(folder: Path) -> Path | None:
     """Return the GGUF file of a folder; None without one; raises ``ModelError``."""
-    found = sorted(path for path in folder.glob(f"*{SUFFIX}") if not path.name.startswith("mmproj"))
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found[:4])
-        raise ModelError(f"{folder} has {len(found)} GGUF files ({names}); name one of them as model.path")
-    return found[0] if found else None
+    files = sorted(path for path in folder.glob(f"*{SUFFIX}") if not path.name.startswith("mmproj"))
+    if len(files) > 1:
+        names = ", ".join(path.name for path in files[:4])
+        raise ModelError(f"{folder} has {len(files)} GGUF files ({names}); name one of them as model.path")
+    return files[0] if files else None
 
 
 def gguf_tensors(path: Path) -> dict[str, TensorInfo]:
@@ -95,7 +95,7 @@ def gguf_tensors(path: Path) -> dict[str, TensorInfo]:
 def _tensors_of(path: Path, changed_ns: int, size_bytes: int) -> Mapping[str, TensorInfo]:
     header = read_gguf_header(path)
     model_type = _model_type(path, header)
-    found: dict[str, TensorInfo] = {}
+    infos: dict[str, TensorInfo] = {}
     for name, tensor in header.tensors.items():
         if name == _ROPE_FACTORS:
             continue
@@ -103,20 +103,20 @@ def _tensors_of(path: Path, changed_ns: int, size_bytes: int) -> Mapping[str, Te
         part = next((part for part in ("q", "k") if f".self_attn.{part}_proj." in key), "")
         heads = 0
         if model_type in INTERLEAVED and part:
-            own = "attention.head_count" + ("_kv" if part == "k" else "")
-            heads = _value(path, header, own, int, _value(path, header, "attention.head_count", int))
+            count_key = "attention.head_count" + ("_kv" if part == "k" else "")
+            heads = _value(path, header, count_key, int, _value(path, header, "attention.head_count", int))
         added = model_type in ADDS_ONE and key.endswith("norm.weight")
         kind = GgufType(tensor.kind, heads, added)
         if kind.nbytes(tensor.shape) is None:
             raise ModelError(f"{path}: tensor {name} of shape {tensor.shape} can't have {heads} heads")
-        found[key] = TensorInfo(str(kind), tensor.shape, tensor.nbytes, tensor.offset)
-    return found
+        infos[key] = TensorInfo(str(kind), tensor.shape, tensor.nbytes, tensor.offset)
+    return infos
 
 
 def _name_of(path: Path, name: str, model_type: str) -> str:
     inside = _INSIDE_FOUR_NORMS if model_type in _FOUR_NORMS else _INSIDE
-    if (found := _BLOCK.fullmatch(name)) and found["name"] in inside:
-        return f"model.layers.{found['block']}.{inside[found['name']]}.{found['end']}"
+    if (match := _BLOCK.fullmatch(name)) and match["name"] in inside:
+        return f"model.layers.{match['block']}.{inside[match['name']]}.{match['end']}"
     stem, _, end = name.rpartition(".")
     if stem in _OUTSIDE and end == "weight":
         return f"{_OUTSIDE[stem]}.weight"
@@ -173,10 +173,10 @@ def gguf_config(path: Path) -> dict[str, Any]:
     header = read_gguf_header(path)
     model_type, values, tensors = _model_type(path, header), header.values, header.tensors
     prefix = f"{values['general.architecture']}."
-    own = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
+    facts = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
     if unknown := sorted(
         key
-        for key, value in own.items()
+        for key, value in facts.items()
         if key not in (*_FACTS, *_READ) and value not in (0, "", []) and (key, value) != _NO_ATTENTION_FACTOR
     ):
         raise ModelError(
@@ -186,7 +186,7 @@ def gguf_config(path: Path) -> dict[str, Any]:
     config: dict[str, Any] = {"model_type": model_type}
     for key, name in _FACTS.items():
         kind = float if name in _FLOATS else int
-        if key in own:
+        if key in facts:
             value = _value(path, header, key, kind)
             config[name] = float(f"{value:.7g}") if kind is float else value  # of float32: 1e-05, not 9.99999974e-06
     table = tensors.get("token_embd.weight")
@@ -206,14 +206,14 @@ def gguf_config(path: Path) -> dict[str, Any]:
     config.setdefault("num_key_value_heads", heads)
     width = config.get("head_dim", config["hidden_size"] // heads)
     for key in ("rope.dimension_count", "attention.value_length"):
-        if own.get(key, width) != width:
-            raise ModelError(f"{path}: {prefix}{key} is {own[key]}, only {width}, the width of a head, is supported")
+        if facts.get(key, width) != width:
+            raise ModelError(f"{path}: {prefix}{key} is {facts[key]}, only {width}, the width of a head, is supported")
     if config.get("head_dim", 0) * heads == config["hidden_size"] and model_type in ("llama", "qwen2", "smollm3"):
         del config["head_dim"]
     if model_type in LARGEST_GEMMA:
         largest = config["num_hidden_layers"] == LARGEST_GEMMA[model_type]
         config["query_pre_attn_scalar"] = config["hidden_size"] // heads if largest else config.get("head_dim", 256)
-    if scaling := _rope_scaling(path, header, config, own):
+    if scaling := _rope_scaling(path, header, config, facts):
         config["rope_scaling"] = scaling
     config["pad_token_id"] = None
     for name in ("bos", "eos", "padding"):
@@ -227,13 +227,15 @@ def _value(path: Path, header: GgufHeader, key: str, kind: type, default: Any = 
     full = f"{header.values['general.architecture']}.{key}"
     value = header.values.get(full, default)
     if type(value) is not kind or (isinstance(value, float) and not math.isfinite(value)):
-        found = "a list" if value is None and full in header.values else shown(str(value))
-        raise ModelError(f"{path}: {full} has to be one {kind.__name__}, but is {found}; take another file")
+        text = "a list" if value is None and full in header.values else shown(str(value))
+        raise ModelError(f"{path}: {full} has to be one {kind.__name__}, but is {text}; take another file")
     return value
 
 
-def _rope_scaling(path: Path, header: GgufHeader, config: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    kind = own.get("rope.scaling.type", "linear")  # llama.cpp's where only a factor is named
+def _rope_scaling(
+    path: Path, header: GgufHeader, config: Mapping[str, Any], facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    kind = facts.get("rope.scaling.type", "linear")  # llama.cpp's where only a factor is named
     if _ROPE_FACTORS in header.tensors:
         return _scaling_of_factors(path, header, config)
     if kind not in ("none", "", "linear", "yarn"):
@@ -245,10 +247,10 @@ def _rope_scaling(path: Path, header: GgufHeader, config: Mapping[str, Any], own
         return {}
     if factor < 0:
         raise ModelError(f"{path}: rope.scaling.factor is {factor:g}, it has to be above 0; take another file")
-    found = {"rope_type": kind, "factor": factor}
+    scaling = {"rope_type": kind, "factor": factor}
     if kind == "yarn":
-        found |= {name: _value(path, header, key, type_) for key, (name, type_) in _YARN.items() if key in own}
-    return found
+        scaling |= {name: _value(path, header, key, type_) for key, (name, type_) in _YARN.items() if key in facts}
+    return scaling
 
 
 def _scaling_of_factors(path: Path, header: GgufHeader, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -264,8 +266,8 @@ def _scaling_of_factors(path: Path, header: GgufHeader, config: Mapping[str, Any
     can_be = base > 0 and len(range(0, width, 2)) == len(factors) and all(0 < factor < math.inf for factor in factors)
     for factor in (float(f"{max(factors):.7g}"), *_LLAMA_3_FACTORS) if can_be else ():
         scaling = {"rope_type": "llama3", "factor": factor, **_LLAMA_3}
-        wanted = rope_factors(scaling, width=width, base=base)
-        if all(math.isclose(*pair, rel_tol=_TOLERANCE) for pair in zip(wanted, factors, strict=True)):
+        expected = rope_factors(scaling, width=width, base=base)
+        if all(math.isclose(*pair, rel_tol=_TOLERANCE) for pair in zip(expected, factors, strict=True)):
             return scaling
     raise ModelError(f"{path}: tensor {_ROPE_FACTORS} is not that of a Llama 3; take the model as safetensors")
 
@@ -273,12 +275,12 @@ def _scaling_of_factors(path: Path, header: GgufHeader, config: Mapping[str, Any
 def rope_factors(scaling: Mapping[str, Any], *, width: int, base: float) -> list[float]:
     """Divisors of the frequencies in Llama 3's scaling: 1 for short waves, ``factor`` for long ones."""
     low, high, factor = scaling["low_freq_factor"], scaling["high_freq_factor"], scaling["factor"]
-    trained, found = scaling["original_max_position_embeddings"], []
+    trained, factors = scaling["original_max_position_embeddings"], []
     for pair in range(0, width, 2):
         turns = trained / (2 * math.pi * base ** (pair / width))
         share = min(1.0, max(0.0, (turns - low) / (high - low)))
-        found.append(1 / ((1 - share) / factor + share))
-    return found
+        factors.append(1 / ((1 - share) / factor + share))
+    return factors
 
 
 # ---- tokenizer -----------------------------------------------------------------------------------
@@ -313,20 +315,20 @@ def gguf_tokenizer(path: Path) -> dict[str, dict[str, Any]]:
     """Return ``tokenizer.json`` and ``tokenizer_config.json`` of a GGUF file, by file name."""
     header = read_gguf_header(path, lists=[f"tokenizer.ggml.{name}" for name in _LISTS])
     prefix = "tokenizer.ggml."
-    own = {key.removeprefix(prefix): value for key, value in header.values.items() if key.startswith(prefix)}
-    tokens, kinds = own.get("tokens"), own.get("token_type")
+    facts = {key.removeprefix(prefix): value for key, value in header.values.items() if key.startswith(prefix)}
+    tokens, kinds = facts.get("tokens"), facts.get("token_type")
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         raise _no_tokenizer(path, "it has no list of tokens")
     if not isinstance(kinds, list) or len(kinds) != len(tokens):
         kinds = [1] * len(tokens)
-    is_pieces = own.get("model") == "llama"
-    if not is_pieces and own.get("model") != "gpt2":
-        raise _no_tokenizer(path, f"it is of the kind {shown(str(own.get('model')))}; known are llama and gpt2")
+    is_pieces = facts.get("model") == "llama"
+    if not is_pieces and facts.get("model") != "gpt2":
+        raise _no_tokenizer(path, f"it is of the kind {shown(str(facts.get('model')))}; known are llama and gpt2")
     vocab: dict[str, int] = {}
     for index, token in enumerate(tokens):
         if kinds[index] != _UNUSED:
             vocab.setdefault(token, index)
-    ids: dict[str, Any] = {name: own.get(f"{name}_token_id") for name in ("bos", "eos", "unknown", "padding")}
+    ids: dict[str, Any] = {name: facts.get(f"{name}_token_id") for name in ("bos", "eos", "unknown", "padding")}
     named = {name: tokens[index] for name, index in ids.items() if _is_token(index, tokens, vocab)}
     special = {*named.values(), *(token for token, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL)}
     added: list[dict[str, Any]] = [
@@ -342,15 +344,15 @@ def gguf_tokenizer(path: Path) -> dict[str, dict[str, Any]]:
         for token, index in vocab.items()
         if token in special or kinds[index] in (_UNKNOWN, _USER_DEFINED)
     ]
-    split = str(own.get("pre", "default"))
-    whole = _pieces(path, own, vocab) if is_pieces else _words(path, own, vocab, split)
-    begins = own.get("add_bos_token", is_pieces or split in _BEGINS) is True and "bos" in named
-    ends = own.get("add_eos_token", False) is True and "eos" in named
+    split = str(facts.get("pre", "default"))
+    whole = _pieces(path, facts, vocab) if is_pieces else _words(path, facts, vocab, split)
+    begins = facts.get("add_bos_token", is_pieces or split in _BEGINS) is True and "bos" in named
+    ends = facts.get("add_eos_token", False) is True and "eos" in named
     whole |= {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": sorted(added, key=lambda one: one["id"]),
+        "added_tokens": sorted(added, key=lambda token: token["id"]),
         "post_processor": _around(named["bos"] if begins else "", named["eos"] if ends else "", vocab),
     }
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
@@ -370,12 +372,12 @@ def gguf_tokenizer(path: Path) -> dict[str, dict[str, Any]]:
     return {WHOLE_FILE: whole, SETTINGS_FILE: settings}
 
 
-def _words(path: Path, own: Mapping[str, Any], vocab: dict[str, int], split: str) -> dict[str, Any]:
+def _words(path: Path, facts: Mapping[str, Any], vocab: dict[str, int], split: str) -> dict[str, Any]:
     """Make normalizer, divider, model and decoder of a byte-level tokenizer."""
     known = {name: (expressions, whole) for (expressions, whole), name in SPLITS.items()}
     if split not in known:
         raise _no_tokenizer(path, f"it divides texts as {shown(split)}; known are {', '.join(known)}")
-    if not isinstance(own.get("merges"), list):
+    if not isinstance(facts.get("merges"), list):
         raise _no_tokenizer(path, "it has no list of merges")
     expressions, is_whole = known[split]
     steps: list[dict[str, Any]] = [
@@ -388,19 +390,19 @@ def _words(path: Path, own: Mapping[str, Any], vocab: dict[str, int], split: str
     return {
         "normalizer": {"type": "NFC"} if split == "qwen2" else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*steps, byte_level]},
-        "model": {**model, "vocab": vocab, "merges": own["merges"]},
+        "model": {**model, "vocab": vocab, "merges": facts["merges"]},
         "decoder": byte_level,
     }
 
 
-def _pieces(path: Path, own: Mapping[str, Any], vocab: dict[str, int]) -> dict[str, Any]:
+def _pieces(path: Path, facts: Mapping[str, Any], vocab: dict[str, int]) -> dict[str, Any]:
     """Make normalizer, divider, model and decoder of a tokenizer of pieces with scores."""
-    scores = own.get("scores")
-    if not isinstance(scores, list) or len(scores) < len(own["tokens"]):
+    scores = facts.get("scores")
+    if not isinstance(scores, list) or len(scores) < len(facts["tokens"]):
         raise _no_tokenizer(path, "it has no scores of its pieces")
-    index = own.get("unknown_token_id", 0)
-    unknown = own["tokens"][index] if _is_token(index, own["tokens"], vocab) else None
-    has_blank = own.get("add_space_prefix", True) is not False
+    index = facts.get("unknown_token_id", 0)
+    unknown = facts["tokens"][index] if _is_token(index, facts["tokens"], vocab) else None
+    has_blank = facts.get("add_space_prefix", True) is not False
     steps: list[dict[str, Any]] = [{"type": "Prepend", "prepend": _BLANK}] if has_blank else []
     steps.append({"type": "Replace", "pattern": {"String": " "}, "content": _BLANK})
     model = {"type": "BPE", "dropout": None, "unk_token": unknown, "fuse_unk": True, "byte_fallback": True}
@@ -424,7 +426,7 @@ def _is_token(index: Any, tokens: list[str], vocab: Mapping[str, int]) -> bool:
 
 def _merges(path: Path, vocab: Mapping[str, int], scores: list[float]) -> Iterator[tuple[str, str]]:
     """Yield the pairs of pieces that make a piece, those of the highest score first."""
-    found: list[tuple[float, str, str]] = []
+    merges: list[tuple[float, str, str]] = []
     for piece, index in vocab.items():
         pairs = [
             (piece[:at], piece[at:])
@@ -432,11 +434,11 @@ def _merges(path: Path, vocab: Mapping[str, int], scores: list[float]) -> Iterat
             if piece[:at] in vocab and piece[at:] in vocab
         ]
         pairs.sort(key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
-        found += [(scores[index], *pair) for pair in pairs]
-        if len(found) > _MAX_MERGES:
+        merges += [(scores[index], *pair) for pair in pairs]
+        if len(merges) > _MAX_MERGES:
             raise _no_tokenizer(path, f"its pieces are made of others in more than {_MAX_MERGES:,} ways")
-    found.sort(key=lambda entry: (entry[0], len(entry[1]), len(entry[2])), reverse=True)
-    return ((first, second) for _, first, second in found)
+    merges.sort(key=lambda entry: (entry[0], len(entry[1]), len(entry[2])), reverse=True)
+    return ((first, second) for _, first, second in merges)
 
 
 _MAX_PIECE: Final = 256

@@ -63,9 +63,9 @@ class KeptInput:
     def chosen(self, layers: Collection[str]) -> list[bool]:
         """Say of each reader whether some words name it."""
         first = self.layers[: self.merged]
-        found = [any(has_layer(layers, layer) for layer in first)] if first else []
-        found += [has_layer(layers, layer) for layer in self.layers[self.merged :]]
-        return found + found[-1:] * (self.readers - len(found))
+        named = [any(has_layer(layers, layer) for layer in first)] if first else []
+        named += [has_layer(layers, layer) for layer in self.layers[self.merged :]]
+        return named + named[-1:] * (self.readers - len(named))
 
     def groups(self, layers: Collection[str], *, has_dropout: bool) -> list[list[bool]]:
         """Say of each reader whether some words name it, by the tensor that it reads; empty if these are always kept.
@@ -75,7 +75,7 @@ class KeptInput:
         if self.always_kept:
             return []
         chosen, alone = self.chosen(layers), self.lora if has_dropout else 0
-        return [[one] for one in chosen[:alone]] + ([chosen[alone:]] if chosen[alone:] else [])
+        return [[is_named] for is_named in chosen[:alone]] + ([chosen[alone:]] if chosen[alone:] else [])
 
     def saved_values(self, velora: Velora, *, has_dropout: bool) -> int:
         """Values per token that VeLoRA saves; negative where something without it keeps the tensor nevertheless.
@@ -102,8 +102,8 @@ def kept_inputs(family: Family, config: Config, adapter: str, widths: Widths | N
             return tuple(_inputs_of_block(family, dimensions, widths))
         return tuple(_inputs_by_name(family, dimensions))
     widths = widths or family.widths(config)
-    found: list[KeptInput] = []
-    beside = [_of_places(one.places, widths, is_lora=False, joined=family.joined) for one in auxiliary_of(adapter)]
+    inputs_of_bottlenecks: list[KeptInput] = []
+    beside = [_of_places(part.places, widths, is_lora=False, joined=family.joined) for part in auxiliary_of(adapter)]
     for part in parse_adapter_config(adapter):
         kind, options = part.kind, part.whole
         if options.get("use_gating") or (
@@ -112,12 +112,18 @@ def kept_inputs(family: Family, config: Config, adapter: str, widths: Widths | N
             return ()  # the gate, or the norm, keeps the input of the adapter
         if kind == "bottleneck":
             inputs = bool(options["mh_adapter"]) + bool(options["output_adapter"])
-            found += [KeptInput(layers=(ADAPTER_DOWN,), width=dimensions.hidden)] * inputs
+            inputs_of_bottlenecks += [KeptInput(layers=(ADAPTER_DOWN,), width=dimensions.hidden)] * inputs
         if _added_lora(part):
             beside.append(_of_places(places_beside(options), widths, is_lora=True, joined=family.joined))
     kept = _beside_matrices(beside, widths, keeps_down_input=dimensions.keeps_down_input)
     twice = {f"{ADAPTER_DOWN}:{word}" for word in family.twice}
-    return (*found, *(replace(one, kept_anyway=one.kept_anyway or not twice.isdisjoint(one.layers)) for one in kept))
+    return (
+        *inputs_of_bottlenecks,
+        *(
+            replace(kept_input, kept_anyway=kept_input.kept_anyway or not twice.isdisjoint(kept_input.layers))
+            for kept_input in kept
+        ),
+    )
 
 
 def _inputs_by_name(family: Family, dimensions: Dimensions) -> Iterable[KeptInput]:
@@ -161,11 +167,11 @@ def _inputs_of_block(family: Family, dimensions: Dimensions, widths: Widths) -> 
 
 def _by_input(words: Iterable[str], widths: Widths) -> dict[int, tuple[str, ...]]:
     """Group matrices by the width of their input; equal ones read one tensor."""
-    found: dict[int, tuple[str, ...]] = {}
+    words_of: dict[int, tuple[str, ...]] = {}
     for word in words:
         width = getattr(widths, word)[0]
-        found |= {width: (*found.get(width, ()), word)} if width else {}
-    return found
+        words_of |= {width: (*words_of.get(width, ()), word)} if width else {}
+    return words_of
 
 
 def lora_values(adapter: str) -> int | None:
@@ -173,13 +179,13 @@ def lora_values(adapter: str) -> int | None:
 
     Example: 16 for rank 8 on queries and values. Methods that scale, such as IA3, do not count.
     """
-    found = []
+    values = []
     for part in parse_adapter_config(adapter):
         if options := _added_lora(part):
             matrices = len(options["attn_matrices"]) if options["selfattn_lora"] else 0
             matrices += bool(options["intermediate_lora"]) + bool(options["output_lora"])
-            found.append(int(options["r"]) * matrices)
-    return sum(found) if found else None
+            values.append(int(options["r"]) * matrices)
+    return sum(values) if values else None
 
 
 def has_other_adapters(adapter: str) -> bool:
@@ -223,13 +229,13 @@ def _feed_forward(widths: Widths) -> dict[str, str]:
     return {INTERMEDIATE: "down", OUTPUT: "up"} if widths.swapped else {INTERMEDIATE: "up", OUTPUT: "down"}
 
 
-def _beside_matrices(found: Sequence[_Beside], widths: Widths, *, keeps_down_input: bool) -> Iterable[KeptInput]:
+def _beside_matrices(modules: Sequence[_Beside], widths: Widths, *, keeps_down_input: bool) -> Iterable[KeptInput]:
     """Yield the inputs that modules beside matrices read: one for attention, ``up`` and ``down`` each."""
-    found = sorted(found, key=lambda one: not one.is_lora)
-    by_input = {widths.value[0] or widths.query[0]: tuple(word for one in found for word in one.attention)}
+    modules = sorted(modules, key=lambda module: not module.is_lora)
+    by_input = {widths.value[0] or widths.query[0]: tuple(word for module in modules for word in module.attention)}
     for width, words in (_by_input(_ATTENTION, widths) if widths.apart else by_input).items():
-        lora = [word for one in found if one.is_lora for word in one.attention if word in words]
-        others = [word for one in found if not one.is_lora for word in one.attention if word in words]
+        lora = [word for module in modules if module.is_lora for word in module.attention if word in words]
+        others = [word for module in modules if not module.is_lora for word in module.attention if word in words]
         if not (lora or others):
             continue
         merged = len(lora) if widths.merged else 0
@@ -242,20 +248,20 @@ def _beside_matrices(found: Sequence[_Beside], widths: Widths, *, keeps_down_inp
             merged=merged,
         )
     for place, word in _feed_forward(widths).items():
-        if readers := [one for one in found if word in one.others]:
+        if readers := [module for module in modules if word in module.others]:
             yield KeptInput(
                 layers=(f"{ADAPTER_DOWN}:{word}",) * len(readers),
                 width=getattr(widths, place)[0],
                 readers=len(readers),
-                lora=sum(one.is_lora for one in readers),
+                lora=sum(module.is_lora for module in readers),
                 always_kept=word == "down" and keeps_down_input,
             )
 
 
 def trained_layers(inputs: Sequence[KeptInput]) -> tuple[str, ...]:
     """Return the trained linear layers of a block, in the order of ``LAYERS``; ``adapter_down`` with any adapter."""
-    found = {layer for kept in inputs for layer in kept.layers}
-    return tuple(layer for layer in LAYERS if layer in found or (layer == ADAPTER_DOWN and any(map(is_adapter, found))))
+    names = {layer for kept in inputs for layer in kept.layers}
+    return tuple(layer for layer in LAYERS if layer in names or (layer == ADAPTER_DOWN and any(map(is_adapter, names))))
 
 
 def with_shared_inputs(layers: Iterable[str], inputs: Sequence[KeptInput]) -> tuple[str, ...]:
@@ -263,17 +269,17 @@ def with_shared_inputs(layers: Iterable[str], inputs: Sequence[KeptInput]) -> tu
 
     Example: ``value`` alone gives ``query``, ``key`` and ``value``; ``down`` behind ReLU is left out.
     """
-    wanted = set(layers)
-    found: set[str] = set()
+    named = set(layers)
+    compressible: set[str] = set()
     for kept in inputs:
-        if kept.always_kept or not any(kept.chosen(wanted)):
+        if kept.always_kept or not any(kept.chosen(named)):
             continue
-        found |= {word for word in wanted if any(has_layer([word], layer) for layer in kept.layers)}
+        compressible |= {word for word in named if any(has_layer([word], layer) for layer in kept.layers)}
         if not kept.is_adapter:
-            found |= set(kept.layers)
-    if not found.isdisjoint(_ATTENTION):  # the three are named together, also where they read different tensors
-        found |= set(_ATTENTION)
-    return tuple(layer for layer in LAYERS if layer in found)
+            compressible |= set(kept.layers)
+    if not compressible.isdisjoint(_ATTENTION):  # the three are named together, also where they read different tensors
+        compressible |= set(_ATTENTION)
+    return tuple(layer for layer in LAYERS if layer in compressible)
 
 
 def paper_layers(inputs: Sequence[KeptInput], *, has_dropout: bool) -> tuple[str, ...]:

@@ -91,13 +91,13 @@ def gemma4_passed(config: Config) -> PassedValues | None:
     kinds, values = _gemma4_kinds(config), dict[str, int]()
     heads, width = int(config.get("num_key_value_heads") or 4), int(config.get("head_dim") or _INPUTS)
     for at, kind in enumerate(kinds[: count - sharing]):
-        own: Mapping[str, Any] = {}
+        block: Mapping[str, Any] = {}
         if blocks is not None:
-            own = blocks.get(str(at), blocks.get(at, {}))
+            block = blocks.get(str(at), blocks.get(at, {}))
         elif kind == _FULL:
             global_heads = config.get("num_global_key_value_heads") if config.get("attention_k_eq_v") else None
-            own = {"head_dim": config.get("global_head_dim", 512), "num_key_value_heads": global_heads or heads}
-        values[kind] = 2 * own.get("head_dim", width) * own.get("num_key_value_heads", heads)
+            block = {"head_dim": config.get("global_head_dim", 512), "num_key_value_heads": global_heads or heads}
+        values[kind] = 2 * block.get("head_dim", width) * block.get("num_key_value_heads", heads)
     shared = _shared_keys(kinds, sharing, values)
     return PassedValues(num_blocks=count, hidden=int(config["hidden_size"]), inputs=inputs, shared=shared)
 
@@ -122,8 +122,8 @@ def _unread(config: Config, *, default: int) -> tuple[str, ...]:
 
 
 def _num_sharing(config: Config, default: int = 0) -> int:
-    found = config.get("num_kv_shared_layers")
-    return default if found is None else int(found)
+    count = config.get("num_kv_shared_layers")
+    return default if count is None else int(count)
 
 
 def _gemma4_kinds(config: Config) -> tuple[str, ...]:
@@ -165,8 +165,8 @@ def _kinds_problem(config: Config, *, kinds_of: Callable[[Config], tuple[str, ..
         return "num_kv_shared_layers: transformers computes no model with shared keys and without inputs of blocks"
     if sharing >= count:
         return f"num_kv_shared_layers is {sharing}, of {count} blocks the first ones have to make keys"
-    found = kinds_of(config)
-    if lacking := {*found[count - sharing :]} - {*found[: count - sharing]}:
+    kind_of_block = kinds_of(config)
+    if lacking := {*kind_of_block[count - sharing :]} - {*kind_of_block[: count - sharing]}:
         return f"num_kv_shared_layers: no block before the last {sharing} makes keys of {min(lacking)}"
     return ""
 

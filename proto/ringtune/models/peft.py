@@ -128,9 +128,11 @@ def peft_files(
         "modules_to_save": None,
     }
     if form and head:
-        own = {form.named(name): tensor for name, tensor in head.items()}
-        tensors |= {f"base_model.model.{name}": tensor for name, tensor in own.items()}
-        described["modules_to_save"] = sorted({name.removeprefix(family.prefix).partition(".")[0] for name in own})
+        head_tensors = {form.named(name): tensor for name, tensor in head.items()}
+        tensors |= {f"base_model.model.{name}": tensor for name, tensor in head_tensors.items()}
+        described["modules_to_save"] = sorted(
+            {name.removeprefix(family.prefix).partition(".")[0] for name in head_tensors}
+        )
     return {
         ADAPTER_CONFIG_FILE: Pieces.of((json.dumps(described, indent=2) + "\n").encode()),
         PEFT_FILES[0]: write_tensors(tensors, metadata={"format": "pt"}),

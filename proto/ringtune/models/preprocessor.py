@@ -111,7 +111,7 @@ def _of_values(values: Mapping[str, Any], channels: int, side: int) -> ImageStep
             f"{', '.join(f'{name} = {known[name]!r}' for name in unknown)} is not carried out; prepare the pictures "
             "yourself and remove the key, or use another model"
         )
-    found = ImageSteps(
+    steps = ImageSteps(
         channels=channels,
         size=size if does["resize"] else None,
         resample=int(resample),
@@ -121,12 +121,12 @@ def _of_values(values: Mapping[str, Any], channels: int, side: int) -> ImageStep
         std=std,
         converts=does["convert_rgb"],
     )
-    shape = found.crop or (found.size if isinstance(found.size, tuple) else None)
+    shape = steps.crop or (steps.size if isinstance(steps.size, tuple) else None)
     if shape not in (None, (side, side)):
         raise ModelError(
             f"it makes pictures of {shape[0]} x {shape[1]} pixels, config.json has image_size {side}; make them equal"
         )
-    return found
+    return steps
 
 
 _STEPS: Final[Mapping[str, bool | None]] = {
@@ -157,17 +157,17 @@ def _flag(values: dict[str, Any], name: str, *, default: bool | None) -> bool | 
 
 def _size(value: Any, name: str, *, is_square: bool) -> tuple[int, int] | int:
     """Parse a size in transformers' forms: a number, a pair, or a table with height and width, or shortest_edge."""
-    found: Any = value
+    size: Any = value
     if isinstance(value, Mapping):
-        found = (value.get("height"), value.get("width")) if value.keys() == {"height", "width"} else None
+        size = (value.get("height"), value.get("width")) if value.keys() == {"height", "width"} else None
         if value.keys() == {"shortest_edge"}:
-            found, is_square = value["shortest_edge"], False
+            size, is_square = value["shortest_edge"], False
     elif _is_count(value) and is_square:
-        found = (value, value)
-    if isinstance(found, tuple | list) and len(found) == 2 and all(map(_is_count, found)):
-        return int(found[0]), int(found[1])
-    if _is_count(found):
-        return int(found)
+        size = (value, value)
+    if isinstance(size, tuple | list) and len(size) == 2 and all(map(_is_count, size)):
+        return int(size[0]), int(size[1])
+    if _is_count(size):
+        return int(size)
     raise ModelError(f"{name} = {value!r} is not carried out; give a height and a width, or a shortest_edge")
 
 

@@ -79,8 +79,8 @@ def result_files(task: str, adapter: str) -> tuple[str, ...]:
 
     Example: ``adapter_config.json`` and ``adapter.safetensors`` for a causal language model, which has no trained head.
     """
-    own = BLOCKS_FILES if trains_own_weights(adapter) else AUXILIARY_FILES
-    files = own if trains_own_weights(adapter) or auxiliary_of(adapter) else ADAPTER_FILES
+    trained_files = BLOCKS_FILES if trains_own_weights(adapter) else AUXILIARY_FILES
+    files = trained_files if trains_own_weights(adapter) or auxiliary_of(adapter) else ADAPTER_FILES
     return tuple(name for name in files if has_trained_head(task) or name not in _HEAD_FILES)
 
 

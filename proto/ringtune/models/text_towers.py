@@ -115,27 +115,27 @@ def text_values(values: Mapping[str, Any], *, where: str) -> dict[str, Any]:
     if not isinstance(text, Mapping):
         raise ModelError(f"{where}: {TEXT_CONFIG} has to be a table, but is {text!r}; fetch the model again")
     name = text.get("model_type")
-    found = _without_pictures(text)
-    ropes = [found[key] for key in _ROPES if isinstance(found.get(key), Mapping)]
+    config = _without_pictures(text)
+    ropes = [config[key] for key in _ROPES if isinstance(config.get(key), Mapping)]
     has_theta = any("rope_theta" in rope for rope in ropes)
-    found = {key: value for key, value in tower.defaults.items() if not (has_theta and key == "rope_theta")} | found
-    found["model_type"] = tower.family if name is None or name in tower.aliases else name
-    if "tie_word_embeddings" not in found and "tie_word_embeddings" in values:
-        found["tie_word_embeddings"] = values["tie_word_embeddings"]
-    return {**{key: values[key] for key in _OF_WHOLE if key in values}, **found}
+    config = {key: value for key, value in tower.defaults.items() if not (has_theta and key == "rope_theta")} | config
+    config["model_type"] = tower.family if name is None or name in tower.aliases else name
+    if "tie_word_embeddings" not in config and "tie_word_embeddings" in values:
+        config["tie_word_embeddings"] = values["tie_word_embeddings"]
+    return {**{key: values[key] for key in _OF_WHOLE if key in values}, **config}
 
 
 def _without_pictures(text: Mapping[str, Any]) -> dict[str, Any]:
     """Leave out tokens of pictures, and how a token's three positions, equal in a text, share the rotary tables."""
-    found = {key: value for key, value in text.items() if not key.startswith(_OF_PICTURES)}
+    config = {key: value for key, value in text.items() if not key.startswith(_OF_PICTURES)}
     for key in _ROPES:
-        if isinstance(given := found.get(key), Mapping) and given.keys() & set(_MROPE):
-            found[key] = {
+        if isinstance(given := config.get(key), Mapping) and given.keys() & set(_MROPE):
+            config[key] = {
                 name: "default" if (name, value) in _USUAL else value
                 for name, value in given.items()
                 if name not in _MROPE
             }
-    return found
+    return config
 
 
 def tower_name(name: str) -> str:

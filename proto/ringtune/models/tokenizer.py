@@ -75,14 +75,14 @@ def read_tokenizer_settings(folder: Path) -> dict[str, Any]:
         if is_lfs_pointer(folder / name):
             raise ModelError(pointer_advice(folder / name))
     path = folder / SETTINGS_FILE
-    found = read_settings_table(path)
-    _check_keys(path, found)
-    if is_of_transformers_5(found) and not (folder / WHOLE_FILE).is_file():
+    settings = read_settings_table(path)
+    _check_keys(path, settings)
+    if is_of_transformers_5(settings) and not (folder / WHOLE_FILE).is_file():
         raise ModelError(
             f"{folder}: its tokenizer was saved by transformers 5 (tokenizer_class "
-            f"{found.get('tokenizer_class')!r}) without {WHOLE_FILE}, which is what is read; save that file too"
+            f"{settings.get('tokenizer_class')!r}) without {WHOLE_FILE}, which is what is read; save that file too"
         )
-    return found
+    return settings
 
 
 def require_tokenizer(folder: Path) -> None:
@@ -96,12 +96,12 @@ def require_tokenizer(folder: Path) -> None:
 def read_settings_table(path: Path) -> dict[str, Any]:
     """Read a file of settings of a tokenizer; empty if it is missing; raises ``ModelError``."""
     try:
-        found = read_json(path) if path.is_file() else {}
+        table = read_json(path) if path.is_file() else {}
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} is not JSON that can be read ({error}); fetch the model again") from error
-    if not isinstance(found, dict):
+    if not isinstance(table, dict):
         raise ModelError(f"{path} has to be a table; fetch the model again")
-    return found
+    return table
 
 
 def is_of_transformers_5(saved: Mapping[str, Any]) -> bool:
@@ -153,17 +153,17 @@ def chat_templates(folder: Path) -> dict[str, str]:
 
     As in transformers, files take the place of what ``tokenizer_config.json`` has, where there are any.
     """
-    found: dict[str, str] = {}
+    templates: dict[str, str] = {}
     for name in ((TEMPLATE_FILE,) if (folder / TEMPLATE_FILE).is_file() else ()) + tuple(template_files(folder)):
         path = folder / name
         try:
             if path.stat().st_size > _MAX_TEMPLATE_BYTES:
                 raise ModelError(f"{path} has more than {_MAX_TEMPLATE_BYTES >> 20} MiB, which no chat template has")
-            found["default" if name == TEMPLATE_FILE else path.stem] = path.read_text(encoding="utf-8")
+            templates["default" if name == TEMPLATE_FILE else path.stem] = path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise ModelError(f"{path} is no text that can be read ({error}); fetch the model again") from error
-    if found:
-        return found
+    if templates:
+        return templates
     settings = folder / SETTINGS_FILE
     try:
         saved = dict(read_json(settings)).get("chat_template") if settings.is_file() else None
@@ -172,7 +172,7 @@ def chat_templates(folder: Path) -> dict[str, str]:
     if isinstance(saved, str) and saved:
         return {"default": saved}
     try:
-        return {str(one["name"]): str(one["template"]) for one in saved or ()}
+        return {str(template["name"]): str(template["template"]) for template in saved or ()}
     except (KeyError, TypeError) as error:
         what = f"{folder / SETTINGS_FILE}: chat_template is neither a text nor a list of name and template"
         raise ModelError(f"{what}; fetch the model again") from error

@@ -134,17 +134,17 @@ class ModelManifest:
         return hashlib.sha256(bytes.fromhex(self.digest) + samples).hexdigest()
 
 
-def agreed_manifest(found: Mapping[str, ModelManifest]) -> ModelManifest:
+def agreed_manifest(manifests: Mapping[str, ModelManifest]) -> ModelManifest:
     """Return the manifest of a model of which several nodes have a copy; raises ``ModelError``.
 
     Tensors have to be equal in every byte, and files of the tokenizer or image processor where nodes have them; nodes
     without data may lack such files. Configs are compared by their values, when a run is planned.
     """
     known: dict[str, tuple[str, str]] = {}
-    for node, manifest in sorted(found.items()):
-        rows = {f"tensor {one.name}": f"{one.dtype} {one.shape} {one.sha256}" for one in manifest.tensors}
+    for node, manifest in sorted(manifests.items()):
+        rows = {f"tensor {entry.name}": f"{entry.dtype} {entry.shape} {entry.sha256}" for entry in manifest.tensors}
         missing = known and sorted({name for name in known if name.startswith("tensor ")} ^ rows.keys())
-        rows |= {one.name: one.sha256 for one in manifest.files if one.name != CONFIG_FILE}
+        rows |= {entry.name: entry.sha256 for entry in manifest.files if entry.name != CONFIG_FILE}
         differing = missing or [name for name, row in rows.items() if known.get(name, (node, row))[1] != row]
         if differing:
             other = known.get(differing[0], next(iter(known.values())))[0]
@@ -153,10 +153,10 @@ def agreed_manifest(found: Mapping[str, ModelManifest]) -> ModelManifest:
                 "on both (model.path, or ringtune node --model)"
             )
         known |= {name: (node, row) for name, row in rows.items() if name not in known}
-    return max(found.values(), key=lambda manifest: (len(manifest.files), manifest.digest))
+    return max(manifests.values(), key=lambda manifest: (len(manifest.files), manifest.digest))
 
 
-def odd_manifests(found: Mapping[str, ModelManifest]) -> dict[str, ModelError]:
+def odd_manifests(manifests: Mapping[str, ModelManifest]) -> dict[str, ModelError]:
     """Return the nodes whose model differs from that of more than half of all, each with what differs.
 
     Empty if all agree, or no model is that of more than half.
@@ -164,14 +164,14 @@ def odd_manifests(found: Mapping[str, ModelManifest]) -> dict[str, ModelError]:
 
     def difference(node: str, other: str) -> ModelError | None:
         try:
-            agreed_manifest({name: found[name] for name in {node, other}})
+            agreed_manifest({name: manifests[name] for name in {node, other}})
         except ModelError as error:
             return error
         return None
 
-    for node in sorted(found):
-        odd = {other: problem for other in found if (problem := difference(node, other)) is not None}
-        if 2 * len(odd) < len(found):
+    for node in sorted(manifests):
+        odd = {other: problem for other in manifests if (problem := difference(node, other)) is not None}
+        if 2 * len(odd) < len(manifests):
             return odd
     return {}
 
@@ -196,9 +196,9 @@ def needed_tensors(
     ``select_tensors``.
     """
     family = FAMILIES[config["model_type"]]
-    found = {base_name(entry.name, family): entry for entry in manifest.tensors}
+    entries = {base_name(entry.name, family): entry for entry in manifest.tensors}
     names = select_tensors(
-        {name: entry.shape for name, entry in found.items()},
+        {name: entry.shape for name, entry in entries.items()},
         config,
         where="the model that was found",
         blocks=sorted(set(blocks)),
@@ -206,7 +206,7 @@ def needed_tensors(
         with_decoder=with_decoder,
         with_unused=with_unused,
     )
-    return tuple(found[name] for name in names)
+    return tuple(entries[name] for name in names)
 
 
 def _check_digest(name: str, digest: str) -> None:

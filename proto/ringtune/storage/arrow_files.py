@@ -439,7 +439,7 @@ class _Columns(NamedTuple):
         if picture in pictures:
             del left_out[picture]
         read = [name for name in names if name not in left_out]
-        classes = {name: found for name, found in _class_names(schema.metadata).items() if name in read}
+        classes = {name: labels for name, labels in _class_names(schema.metadata).items() if name in read}
         types = [str(schema.field(name).type) for name in read]
         return _Columns((read, left_out, pictures, classes), _chosen(read, only), types, picture)
 

@@ -290,13 +290,13 @@ def _is_missing(value: object) -> bool:
     return value is None or (isinstance(value, str) and not value.strip())
 
 
-def require_columns(account: RowAccount, columns: Mapping[str, str], found: Sequence[str]) -> None:
+def require_columns(account: RowAccount, columns: Mapping[str, str], present: Sequence[str]) -> None:
     """Refuse a file that lacks columns; the message has all missing ones; raises ``DataError``."""
-    missing = {key: name for key, name in columns.items() if name not in found}
+    missing = {key: name for key, name in columns.items() if name not in present}
     if not missing:
         return
     names = " and ".join(repr(name) for name in missing.values())
-    has = f"it has the columns {', '.join(map(repr, found))}"
+    has = f"it has the columns {', '.join(map(repr, present))}"
     if not account.is_own and len(missing) == len(columns):  # the first line may be a row
         has = "the first line, or the keys, have to name the columns, but have none of the needed ones"
     keys = " and ".join(missing)

@@ -262,25 +262,25 @@ def draw(
     0.03 one with probability 0.8 and two with 0.2. ``source`` has to be one that no node can predict. Where pairs are
     projected, all cells of the first item of each block that is not among the ``shown`` ones are drawn too.
     """
-    found: list[Cell] = []
+    sample: list[Cell] = []
 
-    def drawn(own: Sequence[_Drawn]) -> list[_Drawn]:
-        number, rest = divmod(share * len(own), 1.0)
+    def drawn(candidates: Sequence[_Drawn]) -> list[_Drawn]:
+        number, rest = divmod(share * len(candidates), 1.0)
         count = max(1, int(number) + (source.random() < rest))
-        return source.sample(own, min(count, len(own)))
+        return source.sample(candidates, min(count, len(candidates)))
 
     for piece in plan.placement.hosts:
         if checkers_of(plan.placement, piece.node):
-            own = cells(plan, turn, piece.node)
-            first = {block: cell.seq for cell in reversed(own) for block in ships_of(plan, turn, cell)}
+            host_cells = cells(plan, turn, piece.node)
+            first = {block: cell.seq for cell in reversed(host_cells) for block in ships_of(plan, turn, cell)}
             new = {seq for block, seq in first.items() if block not in shown}
-            found += sorted({*drawn(own), *(cell for cell in own if cell.seq in new)})
-    for node in dict.fromkeys(one.node for one in plan.placement.helpers):
+            sample += sorted({*drawn(host_cells), *(cell for cell in host_cells if cell.seq in new)})
+    for node in dict.fromkeys(helper.node for helper in plan.placement.helpers):
         fits = fit_cells(plan, turn, node)
         micros = {*drawn([*dict.fromkeys((cell.seq, cell.micro) for cell in fits)])}
         known = (cell for cell in fits if (cell.seq, cell.micro) in micros)
-        found += sorted(cell for cell in known if fit_checkers_of(plan.placement, cell.block))
-    return tuple(found)
+        sample += sorted(cell for cell in known if fit_checkers_of(plan.placement, cell.block))
+    return tuple(sample)
 
 
 def ships_of(plan: Plan, turn: Turn, cell: Cell) -> tuple[int, ...]:
@@ -296,15 +296,15 @@ def keys_to_keep(plan: Plan, turn: Turn, drawn: tuple[Cell, ...]) -> dict[str, t
 
     And all tensors that such a host exchanges with itself: it must not know which of its cells are drawn.
     """
-    found: dict[str, list[TensorKey]] = {}
+    keys_of: dict[str, list[TensorKey]] = {}
     for node in dict.fromkeys(cell.node for cell in drawn if not cell.is_fit):
-        if own := own_tensors(plan, turn, node):
-            found[node] = [one.key for one in own]
+        if tensors := own_tensors(plan, turn, node):
+            keys_of[node] = [tensor.key for tensor in tensors]
     for cell in drawn:
-        for one in cell_exchanges(plan, turn, cell):
-            if one.peer != cell.node:
-                found.setdefault(one.peer, []).append(one.key)
-    return {node: tuple(keys) for node, keys in found.items()}
+        for exchange in cell_exchanges(plan, turn, cell):
+            if exchange.peer != cell.node:
+                keys_of.setdefault(exchange.peer, []).append(exchange.key)
+    return {node: tuple(keys) for node, keys in keys_of.items()}
 
 
 def cell_exchanges(plan: Plan, turn: Turn, cell: Cell) -> tuple[Exchange, ...]:
@@ -542,26 +542,26 @@ def work_of(plan: Plan, turn: Turn, node: str) -> Work:
     has_vectors = plan.course.velora is not None
     for item in items(now.course, turn):
         for micro, way in enumerate(legs(now, item, node)):
-            peers |= {tensor_name(one.key): one.peer for one in exchanges(way, item.seq, micro)}
+            peers |= {tensor_name(exchange.key): exchange.peer for exchange in exchanges(way, item.seq, micro)}
             if any(leg.op is Op.BACKWARD and piece.start <= leg.start < piece.stop for leg in way):
                 sums |= {name(item.seq, micro) for name in (sum_name, *([vectors_name] if has_vectors else []))}
         if noted_after(now, item, node) is not None:
             updates.append(item.seq)
-    peers |= {tensor_name(one.key): node for one in own_tensors(plan, turn, node)}
+    peers |= {tensor_name(tensor.key): node for tensor in own_tensors(plan, turn, node)}
     has_head = head_update(plan, turn, node) is not None
     if not plan.placement.helpers:
         return Work(peers, frozenset(sums), tuple(updates), has_head)
     here = (*plan.placement.helped_by(node), *plan.placement.helpers_of(node))
-    fitted: dict[int, list[int]] = {one.start: [] for one in plan.placement.helped_by(node)}
-    held: dict[int, list[int]] = {one.start: [] for one in here}
+    fitted: dict[int, list[int]] = {helper.start: [] for helper in plan.placement.helped_by(node)}
+    held: dict[int, list[int]] = {helper.start: [] for helper in here}
     if plan.course.helper_settings.pairs == VELORA:
-        sums |= {shown_name(-1, 0, one.start) for one in plan.placement.helpers_of(node)}
+        sums |= {shown_name(-1, 0, helper.start) for helper in plan.placement.helpers_of(node)}
     for item in items(now.course, turn):
         if plan.course.helper_settings.pairs == VELORA:
             ways = enumerate(legs(now, item, node))
             sums |= {shown_name(item.seq, at, leg.start) for at, way in ways for leg in way if leg.op is Op.SHIP}
         for micro, way in enumerate(fit_legs(now, item, node)):
-            peers |= {tensor_name(one.key): one.peer for one in exchanges(way, item.seq, micro)}
+            peers |= {tensor_name(exchange.key): exchange.peer for exchange in exchanges(way, item.seq, micro)}
         for block in fits_noted_after(now, item, node).values():
             fitted[block].append(item.seq)
         for block in updated(now.course, item.kind, item.step).blocks:
@@ -727,7 +727,7 @@ def question(plan: Plan, turn: Turn, cell: Cell, work: Work, trails: Mapping[str
     """Make the question for a cell from the trails of all nodes, which have no problem."""
     seq, tensors, trail = cell.seq, cell_exchanges(plan, turn, cell), trails[cell.node]
     is_fit, block_of_fit = cell.is_fit, cell.block
-    peers = {tensor_name(one.key): one.peer for one in tensors}
+    peers = {tensor_name(exchange.key): exchange.peer for exchange in tensors}
     kept = {name: trails[peer][name] for name, peer in peers.items()}
     tagged = [name for name in peers if is_tag(trail[name])]
     known, noted = blocks_of(plan, trail, cell.node), work.updates
@@ -738,7 +738,7 @@ def question(plan: Plan, turn: Turn, cell: Cell, work: Work, trails: Mapping[str
     else:
         blocks = tuple(block for block in known if block not in work.fitted)
         order = micro_order(trail, seq)
-    earlier = [one for one in noted if one < seq]
+    earlier = [item for item in noted if item < seq]
     given = [state_name(earlier[-1], block) if earlier else begin_name(block) for block in blocks]
     given += (held := _held_names(plan, turn, cell, work))
     told, before, last = held if is_fit else [], -1, -1
@@ -763,7 +763,7 @@ def question(plan: Plan, turn: Turn, cell: Cell, work: Work, trails: Mapping[str
         {name: trail[name] for name in [*given, *([TAG_KEY] if tagged else [])]} | kept,
         {
             **{name: trail[name] for name in told},
-            **{name: kept[name] for name, one in zip(peers, tensors, strict=True) if not one.comes},
+            **{name: kept[name] for name, exchange in zip(peers, tensors, strict=True) if not exchange.comes},
             **{tag_name(name): trail[name] for name in tagged},
         },
         peers,
@@ -792,7 +792,7 @@ def read_results(text: str, node: str, task: Question) -> dict[str, Compared]:
     """Parse what a host has repeated; raises ``IntegrityError`` unless it has a digest of all that was asked."""
     results: dict[str, Compared] = {}
     for name, value in read_object(text, f"what node {node} has repeated").items():
-        if not isinstance(value, list) or [type(one) for one in value] != [str, float] or not 0.0 <= value[1] <= 1.0:
+        if not isinstance(value, list) or [type(part) for part in value] != [str, float] or not 0.0 <= value[1] <= 1.0:
             raise IntegrityError(f"node {node} answers {name[:60]!r} with no digest and distance")
         results[name] = Compared(*value)
     if missing := [name for name in task.told if name not in results]:
@@ -864,16 +864,16 @@ def tolerance(dtype: str, course: Course, first: tuple[str, int], second: tuple[
     )
 
 
-def judge(asked: Question, results: Mapping[str, Compared], permitted: Tolerance) -> Finding | None:
+def judge(task: Question, results: Mapping[str, Compared], permitted: Tolerance) -> Finding | None:
     """Compare a repeated cell with what its host told; None = all is right."""
-    cell = asked.cell
-    for name, peer in asked.peers.items():  # before what follows from it
-        if (tag := tag_name(name)) in asked.told and results[tag].found != asked.told[tag]:
+    cell = task.cell
+    for name, peer in task.peers.items():  # before what follows from it
+        if (tag := tag_name(name)) in task.told and results[tag].found != task.told[tag]:
             return Finding((cell.node, peer), f"nodes {cell.node} and {peer} say different things of {name}")
-    for name, (found, distance) in results.items():
+    for name, (digest, distance) in results.items():
         if is_tag(name):
             continue
-        if found != asked.told.get(name) and distance > permitted.of(name):
+        if digest != task.told.get(name) and distance > permitted.of(name):
             text = (
                 f"node {cell.node} computed another result than it should have in item {cell.seq}, micro-batch "
                 f"{cell.micro} ({name}, relative distance {distance:.1e})"

@@ -147,12 +147,12 @@ def _searched(values: Ints, costs: Ints, capacity: Ints, order: Ints) -> tuple[N
             taking = after(before, costs[at, kind, item], values[at, kind, item])
             kinds[step][taking > best] = kind
             best = np.maximum(best, taking)
-    found = np.full(order.shape, -1, dtype=np.int8)
+    kind_of_item = np.full(order.shape, -1, dtype=np.int8)
     for step in reversed(range(len(kinds))):
         item, kind = order[:, step], kinds[step, at, left]
-        found[at, item] = kind
+        kind_of_item[at, item] = kind
         left -= np.where(kind < 0, 0, costs[at, kind, item])
-    return found, left
+    return kind_of_item, left
 
 
 Codes = NDArray[np.uint8]

@@ -371,9 +371,9 @@ def _costs_of(choice: Choice, hosts: Sequence[Slice]) -> dict[str, tuple[float, 
     return {node: (each.forward * count, each.backward * count) for node, each in capacities}
 
 
-def _are_alike(one: Sequence[BlockCapacity], other: Sequence[BlockCapacity]) -> bool:
-    pairs = zip(map(dataclasses.astuple, one), map(dataclasses.astuple, other), strict=False)
-    return len(one) == len(other) and all(
+def _are_alike(first: Sequence[BlockCapacity], second: Sequence[BlockCapacity]) -> bool:
+    pairs = zip(map(dataclasses.astuple, first), map(dataclasses.astuple, second), strict=False)
+    return len(first) == len(second) and all(
         math.isclose(has, says, rel_tol=1e-9, abs_tol=1e-15) for pair in pairs for has, says in zip(*pair, strict=True)
     )
 

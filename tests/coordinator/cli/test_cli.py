@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import re
@@ -21,7 +22,7 @@ from coordinator.client import connection
 from coordinator.client.local_nodes import AgentTemplate
 from coordinator.client.saved_run import read_place
 from coordinator.server.coordinator import ShutdownSignals
-from ringtune import cli, entry_points
+from ringtune import cli
 from ringtune.errors import (
     CapacityError,
     ConnectionFailedError,
@@ -210,7 +211,7 @@ def test_cli_explains_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_cli_finds_commands_of_a_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without an installed distribution the entry points come from pyproject.toml."""
-    monkeypatch.setattr(entry_points, "entry_points", lambda group: ())
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: ())
     assert tuple(cli.command_targets()) == COMMANDS
 
 
