@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ringtune.job.job_reference import SectionFacts, describe_job
-from ringtune.models.adapter_config import known_configurations, option_rules, other_names, refused_configurations
+from ringtune.models.adapter_config import CONFIGURATIONS, OTHER_NAMES, REFUSED, option_rules
 from ringtune.models.decoders import METHODS
 from ringtune.models.families import DESCRIBED, GENERIC_ENCODERS
 from ringtune.models.family import Family
@@ -80,14 +80,13 @@ def _section(section: SectionFacts, edited: Mapping[str, str]) -> str:
 
 
 def _kinds() -> list[str]:
-    return list(dict.fromkeys(kind for kind, _ in known_configurations().values()))
+    return list(dict.fromkeys(kind for kind, _ in CONFIGURATIONS.values()))
 
 
 def _configurations() -> str:
-    older = other_names()
     rows = []
-    for name, (kind, defaults) in known_configurations().items():
-        aliases = ", ".join(_code(alias) for alias, stands_for in older.items() if stands_for == name)
+    for name, (kind, defaults) in CONFIGURATIONS.items():
+        aliases = ", ".join(_code(alias) for alias, stands_for in OTHER_NAMES.items() if stands_for == name)
         shown = ", ".join(f"{option}={value!r}" for option, value in defaults.items() if option in option_rules(kind))
         rows.append((_code(name), aliases, kind, _code(shown)))
     return table(
@@ -126,7 +125,7 @@ def _rows_of(families: Iterable[Family]) -> list[tuple[str, ...]]:
 
 
 def _refused() -> str:
-    rows = [(_code(name), reason) for name, reason in refused_configurations().items()]
+    rows = [(_code(name), reason) for name, reason in REFUSED.items()]
     return f"### Configurations that are refused\n\n{table(('configuration', 'why'), rows)}"
 
 

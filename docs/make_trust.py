@@ -30,7 +30,7 @@ from ringtune.schedule.placement import Helper, Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Owner
 from ringtune.schedule.turns import StartPoint
-from ringtune.transport.parties import COORDINATOR, Party, node_party, permission_of, require_permission
+from ringtune.transport.parties import COORDINATOR, Party, find_permission, node_party, require_permission
 from ringtune.v1 import control_pb2, ring_pb2, trust_pb2, weights_pb2
 
 PAGE: Final = Path(__file__).parent / "how" / "trust.md"
@@ -127,7 +127,9 @@ def cell(call: str, kind: str, rows: list[AccessRight]) -> str:
     if service == OPEN_SERVICE:
         return "with a token"
     method, party = f"/ringtune.v1.{service}/{name}", _KINDS[kind]
-    permission = permission_of(method)
+    permission = find_permission(method)
+    if permission is None:
+        raise TrustError(f"nobody may call {method}")
     if party is None:
         return ""
     try:

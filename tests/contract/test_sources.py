@@ -275,36 +275,12 @@ def test_hints_install_nothing_that_no_index_has() -> None:
 # ---- what may be removed -------------------------------------------------------------------------------
 
 TOOLS = [ROOT / "proto/generate.py", *sorted((ROOT / "deploy").rglob("*.py"))]
-REMOVING = frozenset(
-    {
-        "rmtree",
-        "rmdir",
-        "removedirs",
-        "unlink",
-        "rename",
-        "renames",
-        "truncate",
-        "ftruncate",
-        "copyfile",
-        "copytree",
-        "write_text",
-        "write_bytes",
-        "touch",
-        "hardlink_to",
-        "symlink_to",
-        "drop_file",
-        "move_folder_aside",
-        "put_aside",
-        "put_other_aside",
-        "remove_folder",
-        "remove_partial_files",
-        "rename_durably",
-        "replace_folder",
-        "replacing",
-        "write_durably",
-        "write_pieces_durably",
-    }
-)
+NAMES = """
+    rmtree rmdir removedirs unlink rename renames truncate ftruncate copyfile copytree write_text write_bytes touch
+    hardlink_to symlink_to drop_file move_folder_aside put_aside put_other_aside remove_folder remove_partial_files
+    rename_durably replace_folder replacing write_durably write_pieces_durably
+"""
+REMOVING = frozenset(NAMES.split())
 OF_OS = frozenset({"remove", "replace", "link", "symlink"})
 OF_SHUTIL = frozenset({"move", "copy", "copy2"})
 

@@ -12,10 +12,10 @@ from ringtune.errors import JobError, TrustError
 from ringtune.job.job import Job, Model
 from ringtune.job.job_reference import KeyFacts, describe_job
 from ringtune.models.adapter_config import (
-    known_configurations,
-    other_names,
+    CONFIGURATIONS,
+    OTHER_NAMES,
+    REFUSED,
     parse_adapter_config,
-    refused_configurations,
 )
 from ringtune.transport import parties
 from ringtune.transport.parties import Permission
@@ -114,10 +114,10 @@ def test_job_page_ranges_are_those_of_the_code(
 def test_job_page_has_every_adapter() -> None:
     """Names, older names and refused ones are those of the reader."""
     page = make_job.page()
-    for name in (*known_configurations(), *other_names()):
+    for name in (*CONFIGURATIONS, *OTHER_NAMES):
         assert f"`{name}`" in page
         parse_adapter_config(name)
-    for name in refused_configurations():
+    for name in REFUSED:
         assert f"| `{name}` |" in page
         with pytest.raises(JobError):
             parse_adapter_config(name)

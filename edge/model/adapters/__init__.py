@@ -226,7 +226,7 @@ _REST: Final[Mapping[str, Mapping[str, Any]]] = {
     "mtl_lora": {"architecture": "mtl_lora", **_LORA},
     "reft": {"architecture": "reft", "init_weights_seed": None, "dtype": None},
 }
-"""Kind -> options besides those of ``known_configurations``, with their defaults."""
+"""Kind -> options besides those of ``CONFIGURATIONS``, with their defaults."""
 _BESIDE: Final = ("lora", "mtl_lora")
 """Architectures of which the library loads one in a union, whatever blocks they leave out."""
 _START: Final = {"par_bn": "mam_adapter", "scaled_par_bn": "mam_adapter", "ia3": "ia3"}

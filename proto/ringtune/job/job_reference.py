@@ -118,22 +118,9 @@ _COLUMNS = {
     IMAGE_CLASSIFICATION: ("data.image", "data.label"),
 }
 _COMMON = (
-    "model.path",
-    "model.task",
-    "data.train",
-    "data.eval",
-    "adapter.config",
-    "train.method",
-    "train.learning_rate",
-    "train.batch_size",
-    "train.microbatches",
-    "train.max_length",
-    "train.rounds",
-    "train.checkpoint_every",
-    "train.seed",
-    "unfreeze.every_steps",
-    "wire.dtype",
-    "operations.policy",
+    *("model.path", "model.task", "data.train", "data.eval", "adapter.config", "train.method", "train.learning_rate"),
+    *("train.batch_size", "train.microbatches", "train.max_length", "train.rounds", "train.checkpoint_every"),
+    *("train.seed", "unfreeze.every_steps", "wire.dtype", "operations.policy"),
 )
 _OF_ANOTHER_METHOD = ("hift.group_size", "hift.order", "hift.state")
 """Keys of method hift, which the template lists as comments."""

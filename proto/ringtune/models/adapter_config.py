@@ -35,27 +35,9 @@ NICE: Final = "nice"
 """Coupling of an invertible adapter that adds; GLOW's, which scales too, the library can't run on tokens."""
 
 _ACTIVATIONS = (
-    "relu",
-    "gelu",
-    "swish",
-    "silu",
-    "mish",
-    "tanh",
-    "sigmoid",
-    "leakyrelu",
-    "leaky_relu",
-    "gelu_new",
-    "gelu_fast",
-    "gelu_python",
-    "gelu_python_tanh",
-    "gelu_10",
-    "gelu_pytorch_tanh",
-    "gelu_accurate",
-    "quick_gelu",
-    "relu2",
-    "relu6",
-    "linear",
-    "laplace",
+    *("relu", "gelu", "swish", "silu", "mish", "tanh", "sigmoid", "leakyrelu", "leaky_relu", "gelu_new", "gelu_fast"),
+    *("gelu_python", "gelu_python_tanh", "gelu_10", "gelu_pytorch_tanh", "gelu_accurate", "quick_gelu", "relu2"),
+    *("relu6", "linear", "laplace"),
 )
 _LETTERS = ("q", "k", "v")
 
@@ -249,8 +231,7 @@ _REFT: dict[str, Any] = {
     "non_linearity": None,
 }
 
-# method -> its kind, and the options that determine its size and what it computes, with their defaults
-_KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
+CONFIGURATIONS: Final[Mapping[str, tuple[str, dict[str, Any]]]] = {
     "seq_bn": ("bottleneck", _BOTTLENECK),
     "double_seq_bn": ("bottleneck", _DOUBLE),
     "seq_bn_inv": ("bottleneck", {**_BOTTLENECK, **_INVERTIBLE}),
@@ -278,7 +259,8 @@ _KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
     "noreft": ("reft", {**_REFT, "orthogonality": False}),
     **{name: (name, DEFAULTS[name]) for name in AUXILIARY_KINDS},
 }
-_ALIASES = {
+"""Configuration -> its kind, and the options that determine size and computation, with their defaults."""
+OTHER_NAMES: Final[Mapping[str, str]] = {
     "pfeiffer": "seq_bn",
     "houlsby": "double_seq_bn",
     "parallel": "par_bn",
@@ -288,29 +270,16 @@ _ALIASES = {
 }
 _SHARED = "it shares weights between blocks, which live on different nodes"
 _GLOW = "the library's GLOW coupling cuts texts between tokens, and fails"
-_REFUSED = {
+_UNSLICED = {
     **dict.fromkeys(("compacter", "compacter++", "vera", "dvora"), _SHARED),
     **dict.fromkeys(("prefix_tuning", "prefix_tuning_flat", "mam", "unipelt"), _SHARED),
     "prompt_tuning": "it adds tokens at the embedding, outside the blocks",
 }
-_NOT_SAVED = ("direft",)
+_NOT_SAVED = {"direft": "the library does not write down what makes it one"}
+REFUSED: Final[Mapping[str, str]] = _UNSLICED | _NOT_SAVED
+"""Configurations of the library that are refused -> reason."""
 _PART = re.compile(r"(?P<name>[^\[\]|]+)(?:\[(?P<options>.*)\])?")
 _LONGEST = 1000
-
-
-def known_configurations() -> dict[str, tuple[str, dict[str, Any]]]:
-    """Return configuration -> its kind, and the options that determine size and computation, with their defaults."""
-    return {name: (kind, dict(defaults)) for name, (kind, defaults) in _KNOWN.items()}
-
-
-def other_names() -> dict[str, str]:
-    """Return old names of configurations -> current names."""
-    return dict(_ALIASES)
-
-
-def refused_configurations() -> dict[str, str]:
-    """Return refused configurations of the library -> reason."""
-    return dict(_REFUSED) | dict.fromkeys(_NOT_SAVED, "the library does not write down what makes it one")
 
 
 class AdapterPart(NamedTuple):
@@ -322,12 +291,12 @@ class AdapterPart(NamedTuple):
     @property
     def kind(self) -> str:
         """Kind of the method, such as ``bottleneck`` or ``lora``."""
-        return _KNOWN[self.name][0]
+        return CONFIGURATIONS[self.name][0]
 
     @property
     def whole(self) -> dict[str, Any]:
         """The options, with defaults of those that are not set."""
-        return {**_KNOWN[self.name][1], **self.options}
+        return {**CONFIGURATIONS[self.name][1], **self.options}
 
 
 def parse_adapter_config(config: str) -> tuple[AdapterPart, ...]:
@@ -443,7 +412,7 @@ def is_same_adapter(config: str, other: str) -> bool:
 def _effective(config: str) -> list[tuple[str, dict[str, Any]]]:
     """Return kind and options of each part, with defaults filled in."""
     parts = parse_adapter_config(config)
-    return [(part.kind, {name: part.whole[name] for name in _KNOWN[part.name][1]}) for part in parts]
+    return [(part.kind, {name: part.whole[name] for name in CONFIGURATIONS[part.name][1]}) for part in parts]
 
 
 def config_of_library(described: Mapping[str, Any]) -> str:
@@ -459,7 +428,7 @@ def config_of_library(described: Mapping[str, Any]) -> str:
         raise JobError(f"inv_adapter = {described['inv_adapter']!r} can't be run: {_GLOW}; {_ADVICE}")
     if described.get("phm_layer") or described.get("vera_d") is not None:
         raise JobError(f"compacter and vera can't be sliced: {_SHARED}; {_ADVICE}")
-    known = {name: defaults for name, (architecture, defaults) in _KNOWN.items() if architecture == kind}
+    known = {name: defaults for name, (architecture, defaults) in CONFIGURATIONS.items() if architecture == kind}
     if not known:
         raise JobError(f"adapters of architecture {kind!r} are not supported; {_ADVICE}")
     changes = {
@@ -488,7 +457,7 @@ def _parse_part(text: str) -> AdapterPart:
     if match is None:
         raise JobError(f"adapter.config {text!r} is not of the form name[option=value, ...]")
     name = match["name"].strip()
-    name = _ALIASES.get(name, name)
+    name = OTHER_NAMES.get(name, name)
     if name == FULL:
         raise JobError(
             f"adapter.config {FULL!r} trains the blocks' own weights; it stands alone, without options and adapters"
@@ -498,16 +467,16 @@ def _parse_part(text: str) -> AdapterPart:
             f"adapter.config {name!r} is refused: the library does not write down what makes it one, so that a saved "
             "adapter loads as another method; use loreft or noreft"
         )
-    if name in _REFUSED:
-        raise JobError(f"adapter.config {name!r} can't be sliced: {_REFUSED[name]}; {_ADVICE}")
-    if name not in _KNOWN:
-        raise JobError(f"adapter.config {name!r} is not known; {nearest(name, (*_KNOWN, FULL))}")
+    if name in _UNSLICED:
+        raise JobError(f"adapter.config {name!r} can't be sliced: {_UNSLICED[name]}; {_ADVICE}")
+    if name not in CONFIGURATIONS:
+        raise JobError(f"adapter.config {name!r} is not known; {nearest(name, (*CONFIGURATIONS, FULL))}")
     options = _read_options(text, match["options"] or "")
     if options.get("inv_adapter") == "glow":
         raise JobError(f"adapter.config {text!r} can't be run: {_GLOW}; set inv_adapter = 'nice'")
     if options.get("phm_layer") or options.get("vera_d") is not None:
         raise JobError(f"adapter.config {text!r} can't be sliced: {_SHARED}; {_ADVICE}")
-    check_options(name, _KNOWN[name][0], options)
+    check_options(name, CONFIGURATIONS[name][0], options)
     part = AdapterPart(name, options)
     if _has_invertible(part) and not part.whole["inv_adapter_reduction_factor"]:
         raise JobError(f"adapter.config {text!r} has inv_adapter alone; set inv_adapter_reduction_factor = 2 too")

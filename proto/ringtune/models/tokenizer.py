@@ -54,17 +54,10 @@ Other keys that end in ``_token`` are accepted too: their tokens are in the voca
 """
 ONLY_SLOW: Final = frozenset({"never_split", "sp_model_kwargs"})
 """Keys that only tokenizers without ``tokenizer.json`` apply."""
-COMPARED: Final = frozenset(
-    {
-        "add_bos_token",
-        "add_eos_token",
-        "add_prefix_space",
-        "do_basic_tokenize",
-        "do_lower_case",
-        "strip_accents",
-        "tokenize_chinese_chars",
-    }
-)
+_COMPARED: Final = """
+    add_bos_token add_eos_token add_prefix_space do_basic_tokenize do_lower_case strip_accents tokenize_chinese_chars
+"""
+COMPARED: Final = frozenset(_COMPARED.split())
 """Keys that are compared with the loaded tokenizer if there is a ``tokenizer.json``."""
 _NAMES_OF_FILES: Final = ("tokenizer_file", "vocab_file", "merges_file")
 

@@ -155,17 +155,11 @@ def find_permission(method: str) -> Permission | None:
     return PERMISSIONS.get(service.removeprefix("/ringtune.v1."), {}).get(call)
 
 
-def permission_of(method: str) -> Permission:
-    """Return the permission of a method such as ``/ringtune.v1.Agent/Grant``; raises ``TrustError`` if it has none."""
+def require_permission(caller: Party, method: str) -> Permission:
+    """Return the permission of a call; refuse one that the caller's role may not make; raises ``TrustError``."""
     permission = find_permission(method)
     if permission is None:
         raise TrustError(f"nobody may call {method}; use one version on all machines")
-    return permission
-
-
-def require_permission(caller: Party, method: str) -> Permission:
-    """Return the permission of a call; refuse one that the caller's role may not make; raises ``TrustError``."""
-    permission = permission_of(method)
     if caller.role not in permission.roles:
         roles = " or a ".join(sorted(permission.roles))
         raise TrustError(f"{caller} may not call {method.rpartition('.')[2]}, only a {roles} may; ask where that runs")

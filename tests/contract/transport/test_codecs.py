@@ -19,14 +19,6 @@ from ringtune.schedule.operation_tables import BlockScores, Operations
 from ringtune.schedule.placement import Passage
 from ringtune.schedule.turns import StepKind, Turn, turn_sequence
 from ringtune.transport import codecs
-from ringtune.transport.codecs import (
-    KEPT_TABLES,
-    GrantReader,
-    GrantWriter,
-    check_report,
-    scores_from_proto,
-    scores_to_proto,
-)
 from ringtune.v1 import control_pb2
 from tests.support.cases import cases
 from tests.support.choosing import DrawnTables, make_choice, table_of
@@ -38,7 +30,7 @@ TURNS = [turn for turn in turn_sequence(COURSE) if turn.kind is StepKind.TRAIN]
 SCORE = next(turn_sequence(COURSE))
 
 
-def grant(writer: GrantWriter, *tables: Operations) -> control_pb2.GrantRequest:
+def grant(writer: codecs.GrantWriter, *tables: Operations) -> control_pb2.GrantRequest:
     """A grant of train turns with these tables, through bytes."""
     turns = [dataclasses.replace(turn, operations=table) for turn, table in zip(TURNS, tables, strict=False)]
     return control_pb2.GrantRequest.FromString(writer.request(turns).SerializeToString())
@@ -46,11 +38,11 @@ def grant(writer: GrantWriter, *tables: Operations) -> control_pb2.GrantRequest:
 
 def test_grants_carry_each_table_once_and_again_after_another() -> None:
     """A table comes with the first turn that uses it; turns after it only name it."""
-    writer = GrantWriter("run")
+    writer = codecs.GrantWriter("run")
     sent = [grant(writer, *tables) for tables in ((FIRST, FIRST), (FIRST,), (FIRST, SECOND), (SECOND,), (FIRST,))]
     digests = [[table.digest for table in request.tables] for request in sent]
     assert digests == [[FIRST.digest], [], [SECOND.digest], [], [FIRST.digest]]
-    reader = GrantReader(COURSE)
+    reader = codecs.GrantReader(COURSE)
     found = [[turn.operations for turn in reader.turns(request)] for request in sent]
     assert found == [[FIRST, FIRST], [FIRST], [FIRST, SECOND], [SECOND], [FIRST]]
 
@@ -58,14 +50,14 @@ def test_grants_carry_each_table_once_and_again_after_another() -> None:
 def test_grants_turns_come_back_whole() -> None:
     """Everything else of a turn, and score turns that have no table yet."""
     turns = [SCORE, dataclasses.replace(TURNS[1], operations=FIRST, unfreeze_at=(4,))]
-    request = GrantWriter("run", 3).request(turns, keep_from_step=7)
+    request = codecs.GrantWriter("run", 3).request(turns, keep_from_step=7)
     assert (request.run_id, request.placement_number, request.keep_from_step) == ("run", 3, 7)
-    assert GrantReader(COURSE).turns(request) == tuple(turns)
+    assert codecs.GrantReader(COURSE).turns(request) == tuple(turns)
 
 
 def test_grants_that_come_twice_and_late_are_read() -> None:
     """A grant is repeated as it is, perhaps after the one that followed it; the next one still finds its table."""
-    writer, reader = GrantWriter("run"), GrantReader(COURSE)
+    writer, reader = codecs.GrantWriter("run"), codecs.GrantReader(COURSE)
     first, second, third = grant(writer, FIRST), grant(writer, SECOND), grant(writer, SECOND)
     for request in (first, first, second, first, third):
         reader.turns(request)
@@ -74,8 +66,8 @@ def test_grants_that_come_twice_and_late_are_read() -> None:
 
 def test_grants_leave_no_pile_of_tables_at_a_node() -> None:
     """A run that chooses often keeps the newest tables only."""
-    writer, reader = GrantWriter("run"), GrantReader(COURSE)
-    sent = [grant(writer, table_of(COURSE, seed)) for seed in range(KEPT_TABLES + 2)]
+    writer, reader = codecs.GrantWriter("run"), codecs.GrantReader(COURSE)
+    sent = [grant(writer, table_of(COURSE, seed)) for seed in range(codecs.KEPT_TABLES + 2)]
     for request in sent:
         reader.turns(request)
     named = control_pb2.GrantRequest(turns=sent[1].turns)
@@ -89,13 +81,13 @@ def _without_tables(request: control_pb2.GrantRequest) -> None:
 
 
 def _other_table(request: control_pb2.GrantRequest) -> None:
-    request.tables[0].table_json = grant(GrantWriter("run"), SECOND).tables[0].table_json
+    request.tables[0].table_json = grant(codecs.GrantWriter("run"), SECOND).tables[0].table_json
 
 
 def _of(table: Operations) -> Callable[[control_pb2.GrantRequest], None]:
     def change(request: control_pb2.GrantRequest) -> None:
         request.tables[0].CopyFrom(
-            GrantWriter("x").request([dataclasses.replace(TURNS[0], operations=table)]).tables[0]
+            codecs.GrantWriter("x").request([dataclasses.replace(TURNS[0], operations=table)]).tables[0]
         )
 
     return change
@@ -134,18 +126,18 @@ def test_grants_with_a_table_that_is_wrong_are_refused(
     change: Callable[[control_pb2.GrantRequest], None], message: str
 ) -> None:
     """No table is trusted: its digest, its course, and that it came."""
-    request = grant(GrantWriter("run"), FIRST)
+    request = grant(codecs.GrantWriter("run"), FIRST)
     change(request)
     with pytest.raises(IntegrityError, match=message):
-        GrantReader(COURSE).turns(request)
+        codecs.GrantReader(COURSE).turns(request)
 
 
 def test_grants_with_a_table_for_a_run_that_chooses_none_are_refused() -> None:
     """The plan of such a run has its table, or none."""
     plain = changed(make_plan([("a", 0, 4)], ["a", "b"], num_steps=40)).course
     with pytest.raises(IntegrityError, match="chooses none"):
-        GrantReader(plain).turns(grant(GrantWriter("run"), FIRST))
-    assert GrantReader(plain).turns(GrantWriter("run").request(TURNS)) == tuple(TURNS)
+        codecs.GrantReader(plain).turns(grant(codecs.GrantWriter("run"), FIRST))
+    assert codecs.GrantReader(plain).turns(codecs.GrantWriter("run").request(TURNS)) == tuple(TURNS)
 
 
 _COUNTS = st.integers(0, 2**40)
@@ -228,7 +220,7 @@ def check(kind: str, counts: int, others: int = 1) -> None:
     names = [name_of(index // 1000, index % 1000) for index in range(counts)] + [f"f{i}" for i in range(others)]
     values = [control_pb2.Number(name=name, value=1.0) for name in names]
     step = control_pb2.StepReport(seq=1, step=0, kind=kind, values=values)
-    check_report(control_pb2.ReportRequest(node="a", number=1, steps=[step]), last=0, nodes=("a",), end_seq=9)
+    codecs.check_report(control_pb2.ReportRequest(node="a", number=1, steps=[step]), last=0, nodes=("a",), end_seq=9)
 
 
 def test_report_may_count_classes_in_an_evaluation_only() -> None:
@@ -256,7 +248,9 @@ def test_report_has_as_many_entries_as_a_run_may_have(field: str, item: object, 
         given: dict[str, Any] = {field: [item] * count}
         refused = pytest.raises(IntegrityError, match=f"node a reports {told}")
         with refused if count > 1000 else contextlib.nullcontext():
-            check_report(control_pb2.ReportRequest(node="a", number=1, **given), last=0, nodes=("a",), end_seq=500)
+            codecs.check_report(
+                control_pb2.ReportRequest(node="a", number=1, **given), last=0, nodes=("a",), end_seq=500
+            )
 
 
 # ---- scores as bytes ---------------------------------------------------------------------------------
@@ -269,10 +263,10 @@ def test_scores_codec_scores_come_back() -> None:
     """Whatever their order; one message for each batch and block, and few bytes beside the numbers."""
     entries = list(SCORES)
     random.Random(1).shuffle(entries)
-    messages = list(scores_to_proto(5, entries))
+    messages = list(codecs.scores_to_proto(5, entries))
     assert {message.turn for message in messages} == {5} and len(messages) == 3 * 3
     again = [control_pb2.SubnetScores.FromString(message.SerializeToString()) for message in messages]
-    found = [entry for message in again for entry in scores_from_proto(message)]
+    found = [entry for message in again for entry in codecs.scores_from_proto(message)]
     assert sorted(found) == sorted(SCORES)
     assert sum(message.ByteSize() for message in messages) < len(SCORES) * 2 * 3 * 8 * 1.3
 
@@ -281,8 +275,8 @@ def test_scores_codec_scores_come_back() -> None:
 def test_scores_codec_keeps_every_bit(values: list[float]) -> None:
     """Any float, as it is."""
     entry = BlockScores("a", 1, 0, 2, (tuple(values),))
-    (message,) = scores_to_proto(0, [entry])
-    (found,) = scores_from_proto(message)
+    (message,) = codecs.scores_to_proto(0, [entry])
+    (found,) = codecs.scores_from_proto(message)
     assert struct.pack(f"{len(values)}d", *found.values[0]) == struct.pack(f"{len(values)}d", *values)
 
 
@@ -297,7 +291,7 @@ def test_scores_codec_keeps_every_bit(values: list[float]) -> None:
 def test_scores_codec_refuses_to_write_half_a_block(entries: list[BlockScores]) -> None:
     """A node that lacks numbers says so, rather than send what can't be read."""
     with pytest.raises(PlanError, match="not complete"):
-        list(scores_to_proto(0, entries))
+        list(codecs.scores_to_proto(0, entries))
 
 
 @cases(
@@ -314,8 +308,8 @@ def test_scores_codec_refuses_to_write_half_a_block(entries: list[BlockScores]) 
 )
 def test_scores_codec_bytes_that_are_no_scores_are_refused(changes: dict[str, Any]) -> None:
     """Sizes have to be whole micro-batches of scores of subnets."""
-    message = next(scores_to_proto(0, SCORES))
+    message = next(codecs.scores_to_proto(0, SCORES))
     for name, value in changes.items():
         setattr(message, name, value)
     with pytest.raises(IntegrityError, match="use one version on all machines"):
-        scores_from_proto(message)
+        codecs.scores_from_proto(message)

@@ -24,7 +24,7 @@ from edge.model.result import load_initial
 from edge.model.skeleton import build_skeleton
 from ringtune.errors import IntegrityError, JobError, RingTuneError
 from ringtune.job.job import Job, parse_job
-from ringtune.models.adapter_config import config_of_library, is_same_adapter, known_configurations
+from ringtune.models.adapter_config import CONFIGURATIONS, config_of_library, is_same_adapter
 from ringtune.run_control.continuation import job_digest
 from ringtune.storage.pieces import FilePieces
 from ringtune.storage.tensor_files import TensorFile
@@ -35,7 +35,7 @@ from tests.support.in_process import calling
 from tests.support.tiny_families import write_family
 
 LABELS = ("bad", "good")
-LIBRARY = sorted(name for name, (kind, _) in known_configurations().items() if kind not in ("linear", "mlp"))
+LIBRARY = sorted(name for name, (kind, _) in CONFIGURATIONS.items() if kind not in ("linear", "mlp"))
 
 
 def job_from(folder: Path, source: Path | str, adapter: str = "seq_bn", **keys: Any) -> Job:
