@@ -93,16 +93,6 @@ def test_base_tensors_name_the_damaged_file(tmp_path: Path) -> None:
         base_tensors(folder, read_config(folder))
 
 
-def test_base_tensors_know_old_layer_norm_names(tmp_path: Path) -> None:
-    """The first BERT files say gamma and beta."""
-    old = {
-        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): shape
-        for name, shape in bert_shapes(prefix="bert.").items()
-    }
-    folder = write_model(tmp_path, weights=safetensors_bytes(old))
-    assert set(base_tensors(folder, read_config(folder))) == set(bert_shapes())
-
-
 def test_read_config_keeps_a_null_that_means_something(tmp_path: Path) -> None:
     """Mistral without a window is not Mistral with the default one."""
     for value, expected in ((None, None), (7, 7)):
@@ -110,18 +100,3 @@ def test_read_config_keeps_a_null_that_means_something(tmp_path: Path) -> None:
         assert read_config(tmp_path)["sliding_window"] == expected
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mistral"}))
     assert read_config(tmp_path)["sliding_window"] == 4096
-
-
-def test_base_tensors_leave_out_what_is_no_weight(tmp_path: Path) -> None:
-    """Old files hold buffers among the weights, and every file may hold a head of another task."""
-    buffers = {"embeddings.position_ids": (1, 32), "encoder.layer.0.attn.bias": (8, 8), "cls.dense.weight": (8, 8)}
-    folder = write_model(tmp_path, weights=safetensors_bytes({**buffers, **bert_shapes()}))
-    assert set(base_tensors(folder, read_config(folder))) == set(bert_shapes())
-
-
-def test_base_tensors_are_alike_in_every_block(tmp_path: Path) -> None:
-    """Also in a shape that no key of the config decides."""
-    name = "encoder.layer.2.attention.output.dense.weight"
-    folder = write_model(tmp_path, weights=safetensors_bytes({**bert_shapes(), name: (8, 4)}))
-    with pytest.raises(ModelError, match=rf"{name}' has shape \(8, 4\), config.json means \(8, 8\)"):
-        base_tensors(folder, read_config(folder))

@@ -124,32 +124,52 @@ def test_read_config_names_a_missing_folder_or_file(tmp_path: Path) -> None:
         read_config(tmp_path)
 
 
-def test_base_tensors_drop_the_prefix_and_what_is_not_the_base(tmp_path: Path) -> None:
-    """A file that was saved with a task head gives the same names as a bare one."""
-    shapes = {**bert_shapes(prefix="bert."), "classifier.weight": (2, 8)}
-    write_model(tmp_path, weights=safetensors_bytes(shapes))
-    assert {name: info.shape for name, info in base_tensors(tmp_path, read_config(tmp_path)).items()} == bert_shapes()
+def _old_names() -> dict[str, tuple[int, ...]]:
+    """The names of the first BERT files."""
+    ends = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    shapes = bert_shapes(prefix="bert.")
+    return {next((name.replace(*end) for end in ends.items() if end[0] in name), name): shapes[name] for name in shapes}
 
 
-def test_base_tensors_may_lack_the_pooler(tmp_path: Path) -> None:
-    """The classification head does not need it."""
-    write_model(tmp_path, weights=safetensors_bytes(bert_shapes(pooler=False)))
-    assert "pooler.dense.weight" not in base_tensors(tmp_path, read_config(tmp_path))
+_BUFFERS = {"embeddings.position_ids": (1, 32), "encoder.layer.0.attn.bias": (8, 8), "cls.dense.weight": (8, 8)}
 
 
-def test_base_tensors_refuse_a_missing_tensor(tmp_path: Path) -> None:
-    """An incomplete folder is found before anything is built."""
-    shapes = bert_shapes()
-    del shapes["encoder.layer.1.output.dense.bias"]
-    write_model(tmp_path, weights=safetensors_bytes(shapes))
-    with pytest.raises(ModelError, match=r"has no tensor 'encoder\.layer\.1\.output\.dense\.bias'"):
-        base_tensors(tmp_path, read_config(tmp_path))
+@cases(
+    ("stored", "wanted"),
+    [
+        ({**bert_shapes(prefix="bert."), "classifier.weight": (2, 8)}, bert_shapes()),  # saved with a task head
+        ({**_BUFFERS, **bert_shapes()}, bert_shapes()),
+        (bert_shapes(pooler=False), bert_shapes(pooler=False)),  # the classification head does not need it
+        (_old_names(), bert_shapes()),
+    ],
+)
+def test_base_tensors_are_the_weights_of_the_base_model(
+    tmp_path: Path, stored: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]
+) -> None:
+    """Without the prefix, buffers and heads of a file, under the names of today."""
+    write_model(tmp_path, weights=safetensors_bytes(stored))
+    assert {name: info.shape for name, info in base_tensors(tmp_path, read_config(tmp_path)).items()} == wanted
 
 
-def test_base_tensors_refuse_another_shape(tmp_path: Path) -> None:
-    """Config and weights have to belong together."""
-    write_model(tmp_path, config={"vocab_size": 21})
-    with pytest.raises(ModelError, match=r"shape \(20, 8\), config\.json means \(21, 8\)"):
+@cases(
+    ("config", "changes", "message"),
+    [
+        ({}, {"encoder.layer.1.output.dense.bias": None}, r"has no tensor 'encoder\.layer\.1\.output\.dense\.bias'"),
+        ({"vocab_size": 21}, {}, r"shape \(20, 8\), config\.json means \(21, 8\)"),
+        (
+            {},
+            {"encoder.layer.2.attention.output.dense.weight": (8, 4)},  # no key decides it, but blocks are alike
+            r"layer\.2\.attention\.output\.dense\.weight' has shape \(8, 4\), config.json means \(8, 8\)",
+        ),
+    ],
+)
+def test_base_tensors_that_config_json_does_not_mean_are_refused(
+    tmp_path: Path, config: dict[str, Any], changes: dict[str, Any], message: str
+) -> None:
+    """Config and weights have to belong together; an incomplete folder is found before anything is built."""
+    shapes = {name: shape for name, shape in (bert_shapes() | changes).items() if shape is not None}
+    write_model(tmp_path, config=config, weights=safetensors_bytes(shapes))
+    with pytest.raises(ModelError, match=message):
         base_tensors(tmp_path, read_config(tmp_path))
 
 

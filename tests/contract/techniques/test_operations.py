@@ -23,7 +23,6 @@ from tests.support.operation_choices import choosing_course
 JOB = Job(model=Model(path="m"))
 CHOSEN = {"operations.policy": "two-stage", "operations.compute": 0.6}
 TABLE = Operations(batches=(BatchOperations(owner="a", batch_id=0, rows=("1131", "1211")),))
-GIVEN = ScheduledTable(step=0, operations=TABLE)
 
 
 def test_operations_survive_toml_with_every_key() -> None:
@@ -126,14 +125,6 @@ def test_scores_of_an_adapter_are_refused_where_there_is_none() -> None:
     assert JOB.with_overrides({**chosen, "adapter.config": "lora"}).operations.scores == "adapter"
 
 
-def test_operations_of_nan_are_refused() -> None:
-    """Neither a budget nor a scale is a number then."""
-    with pytest.raises(JobError, match=r"operations.compute is nan"):
-        OperationsSettings(policy="joint", compute=float("nan"))
-    with pytest.raises(JobError, match=r"operations.score_scale is nan"):
-        OperationsSettings(policy="joint", score_scale=float("nan"))
-
-
 def test_operations_said_otherwise_leave_the_other_way_behind() -> None:
     """On the command line one key is changed, not three."""
     counted = JOB.with_overrides(CHOSEN).with_overrides({"operations.full": 2})
@@ -176,14 +167,20 @@ def _job_with(tmp_path: Path, value: object) -> Path:
     return tmp_path / "job.toml"
 
 
-@cases("value", [TABLE.to_json(), {"schema": 1, "tables": [{"step": 0, "operations": TABLE.to_json()}]}])
-def test_given_table_travels_with_the_job(tmp_path: Path, value: object) -> None:
-    """The file is read where the job is; the job that a run writes down names no file any more."""
+@cases(
+    ("value", "steps"),
+    [
+        (TABLE.to_json(), [0]),
+        ({"schema": 1, "tables": [{"step": 0, "operations": TABLE.to_json()}]}, [0]),
+        ({"schema": 1, "tables": [{"step": at, "operations": TABLE.to_json()} for at in (0, 40)]}, [0, 40]),
+    ],
+)
+def test_given_tables_travel_with_the_job(tmp_path: Path, value: object, steps: list[int]) -> None:
+    """With their steps; the file is read where the job is, and the job that a run writes down names no file."""
     job = load_job(_job_with(tmp_path, value))
-    assert given_tables(job.operations) == (GIVEN,)
-    assert given_tables(parse_job(job.to_toml(), source="job").operations) == (GIVEN,)
-    assert job.operations.is_any
-    assert not job.operations.is_chosen
+    given = tuple(ScheduledTable(step=step, operations=TABLE) for step in steps)
+    assert given_tables(job.operations) == given_tables(parse_job(job.to_toml(), source="job").operations) == given
+    assert job.operations.is_any and not job.operations.is_chosen
 
 
 @cases(
@@ -206,15 +203,6 @@ def test_given_table_is_refused_with_its_file(tmp_path: Path, value: object, mes
         load_job(_job_with(tmp_path, value))
     assert message in str(caught.value)
     assert "plan anew" not in str(caught.value)  # nobody plans a file that was given
-
-
-def test_given_tables_have_the_steps_that_they_hold_from(tmp_path: Path) -> None:
-    """A run that chose anew wrote several."""
-    tables = [{"step": step, "operations": TABLE.to_json()} for step in (0, 40)]
-    assert given_tables(load_job(_job_with(tmp_path, {"schema": 1, "tables": tables})).operations) == (
-        GIVEN,
-        ScheduledTable(step=40, operations=TABLE),
-    )
 
 
 def test_given_table_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -100,15 +100,11 @@ def test_choice_for_another_step_changes_nothing() -> None:
     assert granted(rounds.handle(rd.OperationsChosen(0, TABLE), 2.0))
 
 
-def test_choice_that_fails_ends_the_run() -> None:
-    """With the class and the words of the error."""
+def test_choice_that_fails_or_does_not_fit_ends_the_run() -> None:
+    """With the class and the words of the error; a table of another model is not granted to anyone."""
     rounds, _ = scored()
     answer = rounds.handle(rd.OperationsFailed(0, "PlanError", "a score of owner a is no number"), 2.0)
     assert answer[-1] == rd.Finish("PlanError", "a score of owner a is no number")
-
-
-def test_choice_that_does_not_fit_ends_the_run() -> None:
-    """A table of another model is not granted to anyone."""
     rounds, _ = scored()
     answer = rounds.handle(rd.OperationsChosen(0, Operations(subnets=3)), 2.0)
     assert isinstance(answer[-1], rd.Finish) and "3 subnets a block" in answer[-1].message and not granted(answer)
