@@ -71,65 +71,54 @@ def test_frozen_weights_are_none_where_all_weights_train() -> None:
 
 
 @cases(
-    ("policy", "more"),
+    ("policy", "more", "after", "scores"),
     [
-        ("two-stage", "forward_only = 1"),
-        ("two-stage", 'backward_score = "taylor"'),
-        ("joint", ""),
-        ("magnitude-gradient", ""),
+        ("two-stage", "forward_only = 1", "", "adapter"),
+        ("two-stage", 'backward_score = "taylor"', "", "adapter"),
+        ("joint", "", "", "adapter"),
+        ("magnitude-gradient", "", "", "adapter"),
+        # weight magnitudes and lots take no backward, and are of the base weights
+        ("two-stage", "", "", "base"),
+        ("joint", 'forward_score = "weight-magnitude"', "", "base"),
+        ("random", "forward_only = 1", "", "base"),
+        ("magnitude", "", "", "base"),
+        # the scored weights are no frozen ones
+        ("joint", "", '[adapter]\nconfig = "full"\n', "base"),
+        ("joint", 'scores = "adapter"', "", "adapter"),
     ],
 )
-def test_operations_are_scored_by_adapters_where_frozen_weights_have_no_gradients(policy: str, more: str) -> None:
-    """A job with a small type has the scores that are left; ``auto`` takes float32, and scores what the job says."""
-    text = CHOSEN.format(policy=policy, more=more)
-    assert choices(job(text, frozen="int8")) == (INT8,)
-    assert operations_of(job(text, frozen="int8")).scores == "adapter"
-    assert choices(job(text, frozen="auto")) == (None,)
-    assert [operations_of(job(text, frozen=frozen)).scores for frozen in ("auto", "float32")] == ["base", "base"]
-
-
-@cases(
-    ("policy", "more"),
-    [
-        ("two-stage", ""),
-        ("joint", 'forward_score = "weight-magnitude"'),
-        ("random", "forward_only = 1"),
-        ("magnitude", ""),
-    ],
-)
-def test_frozen_weights_go_with_operations_that_need_no_gradient(policy: str, more: str) -> None:
-    """Weight magnitudes and lots take no backward, and are of the base weights."""
-    wanted = job(CHOSEN.format(policy=policy, more=more), frozen="int8")
-    assert (choices(wanted), operations_of(wanted).scores) == ((INT8,), "base")
-
-
-def test_frozen_weights_go_with_scores_of_own_weights_that_train() -> None:
-    """With ``adapter.config = "full"``, and with scores of adapters, the scored weights are no frozen ones."""
-    full = CHOSEN.format(policy="joint", more="") + '[adapter]\nconfig = "full"\n'
-    for text, scores in ((full, "base"), (CHOSEN.format(policy="joint", more='scores = "adapter"'), "adapter")):
-        assert choices(job(text, frozen="int8")) == (INT8,)
-        assert operations_of(job(text, frozen="int8")).scores == scores
+def test_operations_are_scored_by_adapters_where_frozen_weights_have_no_gradients(
+    policy: str, more: str, after: str, scores: str
+) -> None:
+    """A job with a small type has the scores that are left; ``auto`` takes float32 then, with what the job says."""
+    text = CHOSEN.format(policy=policy, more=more) + after
+    small = job(text, frozen="int8")
+    assert choices(small) == (INT8,) and operations_of(small).scores == scores
+    if scores == "adapter" and "scores" not in more:
+        assert choices(job(text, frozen="auto")) == (None,)
+        assert [operations_of(job(text, frozen=frozen)).scores for frozen in ("auto", "float32")] == ["base", "base"]
 
 
 PLAN = make_plan([("a", 0, 4)], ["a"], batch_size=4, method="all", num_steps=8)
 
 
 @cases(
-    ("frozen", "wanted"),
-    [(None, 4_200), (BF16, 2 * 1_000 + 200), (INT8, 1_000 + 4 * 10 + 200), (NF4, 16 * (32 + 1) + 4 + 200)],
+    ("frozen", "in_blocks", "wanted"),
+    [
+        (None, True, 4_200),
+        (BF16, True, 2 * 1_000 + 200),
+        (INT8, True, 1_000 + 4 * 10 + 200),
+        (NF4, True, 16 * (32 + 1) + 4 + 200),
+        # tables and decoder: a byte a number, and a scale for each row
+        (NF4, False, 1_000 + 4 * 10 + 200),
+        (INT8, False, 1_000 + 4 * 10 + 200),
+    ],
 )
-def test_frozen_bytes_are_those_of_small_matrices_and_whole_vectors(frozen: FrozenWeights | None, wanted: int) -> None:
+def test_frozen_bytes_are_those_of_small_matrices_and_whole_vectors(
+    frozen: FrozenWeights | None, in_blocks: bool, wanted: int
+) -> None:
     """1,000 numbers in 10 rows, and 50 numbers in vectors, which stay as they are."""
-    assert frozen_bytes(4_200, params=1_000, rows=10, item_bytes=4, frozen=frozen) == wanted
-
-
-def test_frozen_matrices_outside_of_blocks_have_8_bits_where_blocks_have_4() -> None:
-    """Tables and decoder: a byte a number, and a scale for each row."""
-    found = [
-        frozen_bytes(4_200, params=1_000, rows=10, item_bytes=4, frozen=frozen, in_blocks=False)
-        for frozen in (NF4, INT8)
-    ]
-    assert found == [1_000 + 4 * 10 + 200] * 2
+    assert frozen_bytes(4_200, params=1_000, rows=10, item_bytes=4, frozen=frozen, in_blocks=in_blocks) == wanted
 
 
 @cases(
@@ -147,11 +136,7 @@ def test_frozen_matrices_outside_of_blocks_have_8_bits_where_blocks_have_4() -> 
 def test_frozen_weights_are_widened_one_matrix_at_a_time(frozen: FrozenWeights | None, wanted: int) -> None:
     """The room is that of the largest matrix; bfloat16 that is multiplied as it is needs none."""
     assert widened_bytes(600, item_bytes=4, frozen=frozen) == wanted
-
-
-def test_frozen_weights_of_a_huge_matrix_are_widened_in_parts() -> None:
-    """A decoder of 262 MB in float32 does not ask for that much at once."""
-    assert widened_bytes(32_000 * 2_048, item_bytes=4, frozen=BF16) == MAX_WIDENED_BYTES
+    assert widened_bytes(32_000 * 2_048, item_bytes=4, frozen=BF16) == MAX_WIDENED_BYTES  # of 262 MB, in parts
 
 
 @cases("is_owner", [False, True])

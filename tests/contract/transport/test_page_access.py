@@ -35,10 +35,17 @@ def test_guard_on_loopback_refuses_other_names(host: str | None) -> None:
     assert refusal.status == 421
 
 
-@cases("given", [f"Bearer {TOKEN}", f"bearer  {TOKEN} "])
-def test_guard_elsewhere_takes_the_token(given: str) -> None:
+@cases(
+    ("authorization", "cookies"),
+    [
+        (f"Bearer {TOKEN}", None),
+        (f"bearer  {TOKEN} ", None),
+        (None, f"a=b; ringtune-80={FAR.cookie_value}"),  # among others, and only at its own port
+    ],
+)
+def test_guard_elsewhere_takes_the_token_and_its_cookie(authorization: str | None, cookies: str | None) -> None:
     """In the header that Prometheus and scripts send, whatever the host is called."""
-    assert FAR.refuse("any.example", given, None) is None
+    assert FAR.refuse("any.example", authorization, cookies) is None
 
 
 @cases(
@@ -68,11 +75,6 @@ def test_guard_elsewhere_refuses_everything_else(authorization: str | None, cook
     assert message in refusal.message
 
 
-def test_guard_takes_its_cookie() -> None:
-    """Among others, and only at its own port."""
-    assert FAR.refuse("any.example", None, f"a=b; ringtune-80={FAR.cookie_value}") is None
-
-
 def test_guard_keeps_its_token_to_itself() -> None:
     """Neither the cookie nor a printed guard has it."""
     assert TOKEN not in repr(FAR) + FAR.cookie_value
@@ -93,17 +95,11 @@ def test_token_is_new_each_time() -> None:
 
 
 def test_token_file_is_made_once_and_then_read(tmp_path: Path) -> None:
-    """For one user only, and the same token at the next start."""
+    """For one user only, and the same token at the next start; one that others may read is refused, with what to do."""
     file = tmp_path / "token"
     made = token_of(file)
     assert token_of(file) == made
     assert file.stat().st_mode & 0o777 == 0o600
-
-
-def test_token_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
-    """With what to do."""
-    file = tmp_path / "token"
-    token_of(file)
     file.chmod(0o644)
     with pytest.raises(UsageError, match="chmod 600"):
         token_of(file)
