@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from ringtune.job.job import Job, Model
-from tests.bench import d2ft_accuracy, paper_table, trust
+from tests.bench import d2ft_accuracy, paper_table
 from tests.bench.outcomes import ROWS
 from tests.support.board_ring import COORDINATOR, NAMES
 from tests.support.cases import cases
 from tests.support.outcomes import Outcome
 from tests.support.strikes import STRIKES
-from tests.support.trials import Trial, differences
+from tests.support.trials import differences
 
 BENCHES = sorted(
     f"tests.bench.{path.stem}"
@@ -60,56 +58,3 @@ def test_run_differs_in_weights_or_in_lines_of_its_books() -> None:
     assert differences(1e-6, [1, 2, 3], [1, 2, 3]) == ["weights differ by 1e-06"]
     assert differences(0.0, [1, 3, 3], [1, 2, 3]) == ["3 lines of books in place of 3; missing or twice: 2, 3"]
     assert len(differences(0.0, [2, 1, 3], [1, 2, 3])) == 1
-
-
-class Rings:
-    """Rings of a bench that carry nothing out; ``made`` has the name of each, and its trials."""
-
-    def __init__(self) -> None:
-        self.made: list[list[str]] = []
-
-    @contextmanager
-    def open(self, _: Path, name: str) -> Iterator[list[str]]:
-        """The next ring."""
-        self.made.append([name])
-        yield self.made[-1]
-
-
-def case(name: str, ring: str = "still", *, is_last: bool = False, ends: bool = True) -> trust.Case:
-    """A trial that is good, or has no outcome."""
-
-    def carry_out(made: list[str]) -> Trial:
-        made.append(name)
-        if not ends:
-            raise AssertionError("the run does not end")
-        return Trial(problems=(), wall_s=2.0, figures={"deaths": len(made), "noticed_s": 1.0})
-
-    return trust.Case("fixed", name, carry_out, ring, is_last)
-
-
-def carried_out(rings: Rings, cases: list[trust.Case], *, go_on: bool = False) -> dict[str, list[Trial]]:
-    """The trials of some cases."""
-    return trust.carry_out(cases, rings.open, trust.KeptTrials("some", go_on=go_on))
-
-
-def test_cases_share_a_ring_until_one_has_no_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or is the last of its ring; what an earlier call has kept is not done again, however often a case is repeated."""
-    monkeypatch.setattr(trust, "FOLDER", tmp_path / "trials")
-    all_cases = [
-        case("a"),
-        case("b", ends=False),
-        case("c"),
-        case("c"),
-        case("d", is_last=True),
-        case("e"),
-        case("f", "moves"),
-    ]
-    rings, again = Rings(), Rings()
-    (trials,) = carried_out(rings, all_cases).values()
-    assert rings.made == [["still", "a", "b"], ["still", "c", "c", "d"], ["still", "e"], ["moves", "f"]]
-    assert [trial.problems for trial in trials if trial.problems] == [("no outcome: the run does not end",)]
-    assert carried_out(again, [*all_cases, case("c")], go_on=True)["fixed"][:-1] == trials
-    assert again.made == [["still", "c"]]
-    figures = trust.summary(trials)
-    assert (figures["trials"], figures["good"], figures["deaths"]) == (7, 6, {"sum": 15, "largest": 4})
-    assert figures["noticed_s"] == {"count": 6, "median_s": 1.0, "p95_s": 1.0, "longest_s": 1.0}

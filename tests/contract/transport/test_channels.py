@@ -17,12 +17,7 @@ import pytest
 
 from ringtune.errors import ConnectionFailedError, DataError, DeadlineError, RingTuneError, UsageError
 from ringtune.transport.channels import Server, Workers, open_channel
-from ringtune.transport.endpoints import (
-    MAX_STREAMS,
-    WINDOW_BYTES,
-    require_private,
-    target_of,
-)
+from ringtune.transport.endpoints import MAX_STREAMS, WINDOW_BYTES, require_private, target_of
 from ringtune.transport.parties import COORDINATOR
 from ringtune.transport.speaker import Speaker, speaking_as
 from ringtune.transport.status import abort, error_of_call
@@ -53,13 +48,14 @@ class FailingAgent(control_pb2_grpc.AgentServicer):
         return control_pb2.Empty()
 
 
+def serve(agent: control_pb2_grpc.AgentServicer, address: str = "127.0.0.1:0", **options: Any) -> Server:
+    """A server of an agent."""
+    return Server(address, lambda made: control_pb2_grpc.add_AgentServicer_to_server(agent, made), **options)
+
+
 def _failure(agent: FailingAgent, timeout_s: float = WAIT_S) -> RingTuneError:
     """How a call of this agent fails at the caller."""
-
-    def add(server: grpc.Server) -> None:
-        control_pb2_grpc.add_AgentServicer_to_server(agent, server)
-
-    server = Server("127.0.0.1:0", add, max_workers=1)
+    server = serve(agent, max_workers=1)
     channel = open_channel(server.address)
     try:
         with pytest.raises(grpc.RpcError) as caught:
@@ -103,7 +99,7 @@ def test_connections_a_closed_port_is_a_failed_connection() -> None:
 def test_connections_a_server_that_ends_under_a_call_is_a_failed_connection() -> None:
     """The caller did not stop anything, so it is told that the other one ended."""
     agent = FailingAgent()
-    server = Server("127.0.0.1:0", lambda server: control_pb2_grpc.add_AgentServicer_to_server(agent, server))
+    server = serve(agent)
     channel = open_channel(server.address)
     call: Any = control_pb2_grpc.AgentStub(channel).Release.future(control_pb2.ReleaseRequest(), timeout=WAIT_S)
     assert agent.entered.acquire(timeout=WAIT_S)
@@ -125,18 +121,15 @@ def test_connections_to_several_places_reach_the_one_that_answers(who: Speaker |
     agent.release.set()
     waits: dict[str, Any] = {"timeout": WAIT_S, "wait_for_ready": True}
 
-    def serve(address: str) -> Server:
-        return Server(address, lambda server: control_pb2_grpc.add_AgentServicer_to_server(agent, server))
-
     with speaking_as(who):
-        first, second = serve("127.0.0.1:0"), serve("127.0.0.1:0")
+        first, second = serve(agent), serve(agent)
         places = f"{first.address.replace('127.0.0.1', 'localhost')},{second.address}"
         with open_channel(places, peer=COORDINATOR) as channel:
             stub = control_pb2_grpc.AgentStub(channel)
             second.stop(grace_s=0.0)
             stub.Release(control_pb2.ReleaseRequest(), **waits)
             first.stop(grace_s=0.0)
-            second = serve(second.address)
+            second = serve(agent, second.address)
             stub.Release(control_pb2.ReleaseRequest(), **waits)
             assert who is None or certificate_at(places) == who.identity.certificate_pem
         second.stop(grace_s=0.0)
@@ -165,7 +158,7 @@ def test_connections_stop_ends_a_running_call_and_every_thread() -> None:
     """A call that does not end is cancelled after the grace, and no worker is left."""
     before = set(threading.enumerate())
     agent = FailingAgent()
-    server = Server("127.0.0.1:0", lambda server: control_pb2_grpc.add_AgentServicer_to_server(agent, server))
+    server = serve(agent)
     channel = open_channel(server.address)
     call: Any = control_pb2_grpc.AgentStub(channel).Release.future(control_pb2.ReleaseRequest(), timeout=WAIT_S)
     assert agent.entered.acquire(timeout=WAIT_S)
@@ -194,9 +187,11 @@ def test_connections_process_without_threads_ends(tmp_path: Path) -> None:
 
 _WITHOUT_THREADS = """
 import threading
+from ringtune.transport import channels
 from ringtune.transport.channels import Server, open_channel
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
+channels._STOP_S = 0.5  # how long the end waits for threads
 begun, go_on, never = threading.Semaphore(0), threading.Event(), threading.Event()
 
 
@@ -236,7 +231,7 @@ channel.close()
 def test_connections_that_open_many_calls_keep_no_other_connection_waiting() -> None:
     """Of 3,000 calls of one connection 200 are carried out at a time; another connection's is answered at once."""
     agent = FailingAgent()
-    server = Server("127.0.0.1:0", lambda server: control_pb2_grpc.add_AgentServicer_to_server(agent, server))
+    server = serve(agent)
     greedy = grpc.insecure_channel(server.address, options=(("grpc.use_local_subchannel_pool", 1),))
     flood: Any = greedy.unary_unary("/ringtune.v1.Agent/Release")
     calls = [flood.future(b"", timeout=WAIT_S) for _ in range(3 * MAX_STREAMS)]
@@ -289,7 +284,7 @@ def test_connections_to_a_slow_board_are_waited_for() -> None:
     """Behind a router that queues for two seconds, or on a busy board, the first bytes of an answer take that long."""
     agent, over = FailingAgent(), threading.Event()
     agent.release.set()
-    server = Server("127.0.0.1:0", lambda made: control_pb2_grpc.add_AgentServicer_to_server(agent, made))
+    server = serve(agent)
     with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as pipes:
         listener.settimeout(WAIT_S)
         accepted: list[socket.socket] = []
@@ -299,7 +294,7 @@ def test_connections_to_a_slow_board_are_waited_for() -> None:
                 while data := source.recv(1 << 16):
                     target.sendall(data)
 
-        def serve() -> None:
+        def accept() -> None:
             with contextlib.suppress(OSError):
                 while True:
                     near, _ = listener.accept()
@@ -311,7 +306,7 @@ def test_connections_to_a_slow_board_are_waited_for() -> None:
                     for pair in ((near, far), (far, near)):
                         threading.Thread(target=pass_on, args=pair, daemon=True).start()
 
-        threading.Thread(target=serve, daemon=True).start()
+        threading.Thread(target=accept, daemon=True).start()
         with open_channel(f"127.0.0.1:{listener.getsockname()[1]}") as channel:
             control_pb2_grpc.AgentStub(channel).Release(control_pb2.ReleaseRequest(), timeout=WAIT_S)
         over.set()
@@ -402,7 +397,7 @@ class Node(control_pb2_grpc.AgentServicer):
 @pytest.fixture
 def server() -> Iterator[Server]:
     """A server that serves a node."""
-    made = Server("127.0.0.1:0", lambda added: control_pb2_grpc.add_AgentServicer_to_server(Node(), added))
+    made = serve(Node())
     yield made
     made.stop(0.0)
 

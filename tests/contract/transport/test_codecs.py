@@ -182,7 +182,8 @@ TURN = Turn(index=1, kind=StepKind.TRAIN, owner="a", round=0, first_seq=2, num_i
 )
 def test_codec_turn_that_is_none_is_refused(changes: dict[str, Any]) -> None:
     """An unknown kind, a missing owner, an impossible number, or decisions that are not strictly increasing."""
-    message = control_pb2.TurnMessage(**{"kind": "train", "owner": "a", "num_items": 3} | changes)
+    values: dict[str, Any] = {"kind": "train", "owner": "a", "num_items": 3, **changes}
+    message = control_pb2.TurnMessage(**values)
     with pytest.raises(IntegrityError, match="use one version on all machines"):
         codecs.turn_from_proto(message)
 

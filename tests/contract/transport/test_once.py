@@ -105,6 +105,20 @@ def asked(method: Any) -> RetriedCall:
     return RetriedCall(method, request, peer="node pi", lease_s=LEASE_S, timeout_s=WAIT_S)
 
 
+def outcome_of(call: RetriedCall) -> queue.SimpleQueue[Any]:
+    """Make a call on another thread; its answer or its error comes in the queue."""
+    outcomes: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def wait() -> None:
+        try:
+            outcomes.put(call.result().hosted_bytes)
+        except BaseException as error:
+            outcomes.put(error)
+
+    threading.Thread(target=wait, daemon=True).start()
+    return outcomes
+
+
 @pytest.fixture
 def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let attempts be held for a moment, and fail no earlier on a busy machine."""
@@ -148,15 +162,11 @@ def test_work_outlasts_its_attempts_and_is_asked_for_without_its_request() -> No
     node = Node()
     with serving(node) as stub:
         method = Lossy(stub.Prepare, [])
-        results: queue.SimpleQueue[int] = queue.SimpleQueue()
-        asking = asked(method)
-        thread = threading.Thread(target=lambda: results.put(asking.result().hosted_bytes))
-        thread.start()
+        outcomes = outcome_of(asked(method))
         node.begun.get(timeout=WAIT_S)
         method.wait_for(4)
         node.may_end.set()
-        assert results.get(timeout=WAIT_S) == 7
-        thread.join(WAIT_S)
+        assert outcomes.get(timeout=WAIT_S) == 7
     assert node.begun.empty() and node.left_s[0] > WAIT_S / 2
     assert [request.plan_json for request in method.requests[:4]] == ["{}", "", "", ""]
 
@@ -166,18 +176,10 @@ def test_call_that_is_given_up_ends_at_once() -> None:
     node = Node()
     with serving(node) as stub:
         asking = asked(stub.Prepare)
-        ended: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
-
-        def wait() -> None:
-            try:
-                asking.result()
-            except BaseException as error:
-                ended.put(error)
-
-        threading.Thread(target=wait, daemon=True).start()
+        outcomes = outcome_of(asking)
         node.begun.get(timeout=WAIT_S)
         asking.cancel()
-        assert isinstance(ended.get(timeout=WAIT_S), grpc.FutureCancelledError)
+        assert isinstance(outcomes.get(timeout=WAIT_S), grpc.FutureCancelledError)
 
 
 @pytest.mark.usefixtures("briefly")
@@ -186,21 +188,12 @@ def test_process_that_was_started_again_is_a_lost_node() -> None:
     node = Node()
     with serving(node) as stub:
         method = Lossy(stub.Prepare, [])
-        asking = asked(method)
-        failed: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
-
-        def wait() -> None:
-            try:
-                asking.result()
-            except BaseException as error:
-                failed.put(error)
-
         with serving(Node()) as other:
-            threading.Thread(target=wait, daemon=True).start()
+            outcomes = outcome_of(asked(method))
             node.begun.get(timeout=WAIT_S)
             method.wait_for(2)
             method.become(other.Prepare)
-            error = failed.get(timeout=WAIT_S)
+            error = outcomes.get(timeout=WAIT_S)
     assert type(error) is PeerLostError and "started again" in str(error)
 
 

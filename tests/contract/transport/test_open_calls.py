@@ -166,16 +166,21 @@ def serving(max_workers: int = 1024, max_calls: int | None = None) -> Iterator[t
         server.stop(0.0)
 
 
+def channel_of(name: str, server: Server) -> grpc.Channel:
+    """A connection of a node of its own; its certificate is of generation 0."""
+    with speaking_as(speaker_of(name)):
+        options = (("grpc.use_local_subchannel_pool", 1),)
+        return open_channel(server.address, options, peer=COORDINATOR.identity.party)
+
+
 @contextlib.contextmanager
 def silent(server: Server, name: str, method: str, count: int) -> Iterator[list[Any]]:
-    """Calls of a node that send nothing, on two connections; its certificate is of generation 0."""
+    """Calls of a node that send nothing, on two connections."""
     with contextlib.ExitStack() as stack:
         calls: list[Any] = []
         over = queue.SimpleQueue[bytes]()
         for _ in range(2):
-            with speaking_as(speaker_of(name)):
-                options = (("grpc.use_local_subchannel_pool", 1),)
-                channel = stack.enter_context(open_channel(server.address, options, peer=COORDINATOR.identity.party))
+            channel = stack.enter_context(channel_of(name, server))
             stream: Any = channel.stream_unary(f"/ringtune.v1.Coordinator/{method}")
             calls += [stream.future(iter(over.get, b""), timeout=10 * WAIT_S) for _ in range(count // 2)]
         yield calls
@@ -186,7 +191,7 @@ def silent(server: Server, name: str, method: str, count: int) -> Iterator[list[
 
 def heartbeat(server: Server, name: str) -> Exception | None:
     """Make a heartbeat; return its error."""
-    with speaking_as(speaker_of(name)), open_channel(server.address, peer=COORDINATOR.identity.party) as channel:
+    with channel_of(name, server) as channel:
         beat = control_pb2.HeartbeatRequest(node=name)
         try:
             control_pb2_grpc.CoordinatorStub(channel).Heartbeat(beat, timeout=WAIT_S)
@@ -217,9 +222,7 @@ def test_silent_calls_of_a_certificate_are_few(monkeypatch: pytest.MonkeyPatch, 
 
 def test_calls_without_end_leave_heartbeats_alone() -> None:
     """They take all threads of their kind; heartbeats have threads of their own."""
-    with serving(max_workers=4) as (server, _, node), contextlib.ExitStack() as stack:
-        with speaking_as(speaker_of("evil")):
-            channel = stack.enter_context(open_channel(server.address, peer=COORDINATOR.identity.party))
+    with serving(max_workers=4) as (server, _, node), channel_of("evil", server) as channel:
         stub = control_pb2_grpc.CoordinatorStub(channel)
         calls: list[Any] = [stub.Nodes.future(control_pb2.Empty(), timeout=WAIT_S) for _ in range(20)]
         assert all(node.begun.acquire(timeout=WAIT_S) for _ in range(4))
@@ -272,9 +275,7 @@ def test_connections_of_a_certificate_are_few(monkeypatch: pytest.MonkeyPatch, s
     with serving() as (server, *_), contextlib.ExitStack() as stack:
 
         def connect() -> tuple[grpc.Channel, Any]:
-            with speaking_as(speaker_of("evil")):
-                options = (("grpc.use_local_subchannel_pool", 1),)
-                channel = stack.enter_context(open_channel(server.address, options, peer=COORDINATOR.identity.party))
+            channel = stack.enter_context(channel_of("evil", server))
             stub = control_pb2_grpc.CoordinatorStub(channel)
             return channel, lambda: stub.Heartbeat(control_pb2.HeartbeatRequest(node="evil"), timeout=WAIT_S)
 
@@ -307,11 +308,7 @@ def test_calls_far_beyond_the_rate_close_their_connection(monkeypatch: pytest.Mo
     for name, value in (("_MOST_AT_ONCE", 2), ("_MOST_PER_S", 1e-6), ("_MOST_REFUSED", 1), ("_SEEN_S", 0.0)):
         monkeypatch.setattr(f"ringtune.transport.channels.{name}", value)
     states = queue.SimpleQueue[grpc.ChannelConnectivity]()
-    with (
-        serving() as (server, *_),
-        speaking_as(speaker_of("evil")),
-        open_channel(server.address, peer=COORDINATOR.identity.party) as channel,
-    ):
+    with serving() as (server, *_), channel_of("evil", server) as channel:
         others = set(threading.enumerate())
         channel.subscribe(states.put)
         watchers = set(threading.enumerate()) - others
@@ -343,15 +340,10 @@ def test_queue_of_calls_is_longer_than_a_member_makes_it(monkeypatch: pytest.Mon
         monkeypatch.setitem(limit, "node", 4096)  # so that only gRPC can cancel one
     with serving(max_calls=4096) as (server, *_), contextlib.ExitStack() as stack:
         calls: list[Any] = []
-        for number in range(18):
-            with speaking_as(speaker_of("a" if number == 17 else "evil")):
-                options = (("grpc.use_local_subchannel_pool", 1),)
-                channel = stack.enter_context(open_channel(server.address, options, peer=COORDINATOR.identity.party))
-            stub = control_pb2_grpc.CoordinatorStub(channel)
-            beat = control_pb2.HeartbeatRequest(node="a" if number == 17 else "evil")
-            calls += [
-                stub.Heartbeat.future(beat, timeout=4 * WAIT_S) for _ in range(1 if number == 17 else MAX_STREAMS)
-            ]
+        for name, count in (*[("evil", MAX_STREAMS)] * 17, ("a", 1)):
+            stub = control_pb2_grpc.CoordinatorStub(stack.enter_context(channel_of(name, server)))
+            beat = control_pb2.HeartbeatRequest(node=name)
+            calls += [stub.Heartbeat.future(beat, timeout=4 * WAIT_S) for _ in range(count)]
         looked.set()
         assert calls[-1].result().known
         codes = {call.code() for call in calls}
@@ -360,11 +352,7 @@ def test_queue_of_calls_is_longer_than_a_member_makes_it(monkeypatch: pytest.Mon
 
 def test_call_without_a_request_is_told() -> None:
     """A client of another version that ends its stream of requests before the first one."""
-    with (
-        serving() as (server, *_),
-        speaking_as(speaker_of("a")),
-        open_channel(server.address, peer=COORDINATOR.identity.party) as channel,
-    ):
+    with serving() as (server, *_), channel_of("a", server) as channel:
         stream: Any = channel.stream_unary("/ringtune.v1.Coordinator/Heartbeat")
         with pytest.raises(grpc.RpcError, match="the call has no request"):
             stream(iter(()), timeout=WAIT_S)
