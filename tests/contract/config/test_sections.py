@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtune.config.sections import LR_SCHEDULES, RecoverySettings, learning_rate
-from ringtune.errors import JobError
+from ringtune.config.sections import LR_SCHEDULES, learning_rate
 from ringtune.job.job import Train
 from tests.support.cases import cases
 
@@ -32,12 +31,6 @@ def test_learning_rate_follows_its_table(schedule: str, warmup: int) -> None:
     assert [learning_rate(share, step, 10) for step in range(10)] == found  # rounded up
 
 
-def test_warm_up_is_said_once() -> None:
-    """Both keys are named."""
-    with pytest.raises(JobError, match=r"train\.warmup_steps = 5 and train\.warmup_share = 0\.1 .* keep one"):
-        Train(warmup_steps=5, warmup_share=0.1)
-
-
 @settings(max_examples=40)
 @given(
     schedule=st.sampled_from(LR_SCHEDULES),
@@ -58,13 +51,3 @@ def test_learning_rate_ends_at_zero_for_decaying_schedules() -> None:
     """After the last step nothing is left; a run that is continued does not go below."""
     for schedule in ("linear", "cosine"):
         assert learning_rate(Train(lr_schedule=schedule), 20, 10) == pytest.approx(0)
-
-
-def test_owners_can_not_be_left_out_without_copies() -> None:
-    """Both keys are named; with copies, or where the run waits, all is well."""
-    with pytest.raises(JobError, match=r"recovery\.owners = 'skip' .* recovery\.copies = 'none'"):
-        RecoverySettings(copies="none", owners="skip")
-    assert RecoverySettings(copies="next", owners="skip").owners == "skip"
-    assert RecoverySettings(copies="none").owners == "wait"
-    with pytest.raises(JobError, match=r"recovery\.owners"):
-        RecoverySettings(owners="drop")

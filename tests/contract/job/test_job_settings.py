@@ -7,7 +7,7 @@ import re
 import pytest
 
 from ringtune.errors import JobError
-from ringtune.job.job import Data, Job, Model, Train, parse_job
+from ringtune.job.job import Job, Model, parse_job
 from ringtune.job.job_reference import job_template
 from ringtune.job.rows import look_alikes
 from ringtune.models.family import TASKS
@@ -15,12 +15,6 @@ from ringtune.run_control.continuation import changed_keys, job_digest
 from tests.support.cases import cases
 
 JOB = Job(model=Model(path="m"))
-
-
-def test_held_out_and_a_file_can_not_go_together() -> None:
-    """Both keys are in the message."""
-    with pytest.raises(JobError, match=r"data\.eval = 'e\.csv' and data\.held_out = 0\.1 both say what is eval"):
-        Data(eval="e.csv", held_out=0.1)
 
 
 @cases(
@@ -95,22 +89,6 @@ def test_job_with_overrides_leaves_the_momentum_behind() -> None:
         job.with_overrides({"train.optimizer": "sgd", "train.momentum": 0.5})
 
 
-def test_patience_needs_evaluations_in_between() -> None:
-    """Both keys and the remedy are in the message."""
-    with pytest.raises(
-        JobError, match=r"patience_evals = 2 waits for evaluations, and train\.eval_every = 0 .* set eval"
-    ):
-        Train(patience_evals=2)
-    assert Train(patience_evals=2, eval_every=5).patience_evals == 2
-
-
-def test_best_result_is_refused_by_name_where_there_is_none() -> None:
-    """Both keys, the reason and the remedy."""
-    message = r"train\.keep_best = true keeps the best .* train\.eval_every = 0 .* set eval_every"
-    with pytest.raises(JobError, match=message):
-        JOB.with_overrides({"train.eval_every": 0, "train.keep_best": True})
-
-
 def test_best_result_is_by_a_figure_that_the_evaluations_have() -> None:
     """The loss is the default; a job by it is the one of before."""
     keys: dict[str, object] = {"train.eval_every": 5}
@@ -127,15 +105,6 @@ def test_best_result_is_by_a_figure_that_the_evaluations_have() -> None:
             JOB.with_overrides(keys | {"train.keep_best": name})
     numbers = JOB.with_overrides(keys | {"model.task": "regression", "train.keep_best": "mae"})
     assert numbers.train.keep_best == "mae"
-
-
-def test_prompt_of_a_sample_is_for_language_models() -> None:
-    """It is the user's own text, and not too long."""
-    with pytest.raises(JobError, match=r"sample_prompt is for a language model .*, this job has 'sequence-"):
-        JOB.with_overrides({"train.sample_prompt": "Once"})
-    for bad in ("x" * 2001, "  "):
-        with pytest.raises(JobError, match=r"sample_prompt has [0-9,]+ characters, .* text of at most 2,000"):
-            Train(sample_prompt=bad)
 
 
 def test_keys_of_language_models_are_for_one_task(monkeypatch: pytest.MonkeyPatch) -> None:

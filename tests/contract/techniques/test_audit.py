@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from ringtune.errors import IntegrityError, JobError, PlanError
+from ringtune.errors import IntegrityError, PlanError
 from ringtune.job.job import Job, Model
 from ringtune.schedule.actions import Payload, TensorKey, format_action
 from ringtune.schedule.course import FrozenWeights, HelperSettings
@@ -477,19 +477,6 @@ def job(**keys: object) -> Job:
     """A job with an audit."""
     names = {name.replace("__", "."): value for name, value in keys.items()}
     return Job(model=Model(path="m")).with_overrides({"audit.share": 0.1, **names})
-
-
-@cases(
-    ["keys", "remedy"],
-    [
-        ({"recovery__copies": "none"}, "recovery.copies"),  # copies
-        ({"audit__share": 0.0}, "audit.share"),
-    ],
-)
-def test_audit_of_what_cannot_be_repeated_is_refused(keys: dict[str, object], remedy: str) -> None:
-    """With the key to change."""
-    with pytest.raises(JobError, match=remedy):
-        job(**keys)
 
 
 def test_job_without_audit_has_no_section() -> None:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import pytest
-
 from ringtune.costs.measurement import job_shape
-from ringtune.errors import JobError
 from ringtune.job.job import Job
 from ringtune.run_control.continuation import job_digest
 from ringtune.schedule.course import FrozenWeights
@@ -53,14 +50,6 @@ def test_course_has_it_and_frozen_matrices_are_native() -> None:
     choices = frozen_choices(job(runtime={"frozen": "auto"}), is_native=False)
     assert [one.dtype for one in choices if one is not None] == ["bfloat16", "int8", "nf4"] and None not in choices
     assert TECHNIQUE.course_lines(course) == ["products of blocks in bfloat16, sums in float32"]
-
-
-def test_model_in_float64_is_refused_beside_it() -> None:
-    """It wants exact products; in float32 each is a job."""
-    model = {"path": "m", "dtype": "float64"}
-    job(model=model, train={})
-    with pytest.raises(JobError, match=r"rounds products, which model.dtype = 'float64' wants exact; remove one"):
-        job(model=model)
 
 
 def test_nodes_are_timed_with_it_and_slow_ones_are_named() -> None:

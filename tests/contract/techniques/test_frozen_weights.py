@@ -10,7 +10,6 @@ import pytest
 from ringtune.costs.memory_estimate import memory_estimate
 from ringtune.costs.memory_sizes import KEPT_KERNELS, KERNEL_BYTES, MemorySettings, Sizes
 from ringtune.costs.memory_terms import Share
-from ringtune.errors import JobError
 from ringtune.job.job import Job, parse_job
 from ringtune.schedule.course import FROZEN_DTYPES, FrozenWeights
 from ringtune.techniques.frozen_weights import MAX_WIDENED_BYTES, frozen_bytes, frozen_choices, widened_bytes
@@ -56,18 +55,10 @@ def test_frozen_choices_multiply_natively_where_every_node_can() -> None:
     assert found == (None, *(FrozenWeights(dtype=dtype, native=True) for dtype in ("bfloat16", "int8", "nf4")))
 
 
-def test_frozen_weights_are_exact_in_float64() -> None:
-    """A job in float64 is a check; it has no rounded weights, and ``auto`` takes none."""
-    with pytest.raises(JobError, match=r"runtime\.frozen = 'bfloat16' rounds weights that model\.dtype = 'float64'"):
-        job('dtype = "float64"', frozen="bfloat16")
-    assert choices(job('dtype = "float64"', frozen="auto")) == (None,)
-
-
-def test_frozen_weights_are_none_where_all_weights_train() -> None:
-    """With full parameters nothing is frozen; ``auto`` then has nothing to choose."""
-    with pytest.raises(JobError, match=r"runtime\.frozen = 'int8' has no meaning with train\.method = 'hift'"):
-        job('[train]\nmethod = "hift"', frozen="int8")
-    assert choices(job('[train]\nmethod = "hift"', frozen="auto")) == (None,)
+def test_frozen_weights_stay_as_they_are_in_a_check_and_where_all_train() -> None:
+    """``auto`` chooses nothing in float64, which has no rounded weights, and where nothing is frozen."""
+    for text in ('dtype = "float64"', '[train]\nmethod = "hift"'):
+        assert choices(job(text, frozen="auto")) == (None,)
 
 
 @cases(
