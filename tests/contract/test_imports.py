@@ -47,9 +47,12 @@ print(json.dumps([pure, load("coordinator", left_out={knapsacks!r}), load({knaps
 """
 
 
-def _environment(**more: str) -> dict[str, str]:
-    """A clean environment in which the packages of this tree are found."""
-    return {"PYTHONPATH": f"{ROOT / 'proto'}:{ROOT}", "PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **more}
+def _run(*command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a clean environment in which the packages of this tree are found."""
+    env = {"PYTHONPATH": f"{ROOT / 'proto'}:{ROOT}", "PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}
+    return subprocess.run(  # noqa: S603
+        command, capture_output=True, text=True, check=True, timeout=60, env=env, stdin=subprocess.DEVNULL
+    )
 
 
 def test_imports_load_nothing_heavy_that_they_can_do_without() -> None:
@@ -58,15 +61,7 @@ def test_imports_load_nothing_heavy_that_they_can_do_without() -> None:
     Those of the coordinator after them need grpc and no torch; the knapsacks of operation tables need numpy besides.
     """
     code = LIST_LOADED.replace("{with_grpc!r}", repr(WITH_GRPC)).replace("{heavy!r}", repr(HEAVY))
-    done = subprocess.run(  # noqa: S603
-        [sys.executable, "-c", code.replace("{knapsacks!r}", repr(KNAPSACKS))],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-        env=_environment(),
-        stdin=subprocess.DEVNULL,
-    )
+    done = _run(sys.executable, "-c", code.replace("{knapsacks!r}", repr(KNAPSACKS)))
     pure, coordinator, knapsacks = map(set, json.loads(done.stdout.splitlines()[-1]))
     assert pure == set()
     assert coordinator <= {"grpc"}
@@ -96,18 +91,14 @@ def test_help_answers_at_once() -> None:
 def _processor_s(command: list[str]) -> tuple[float, str]:
     """Run a command; return its processor seconds and what it printed."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(  # noqa: S603
-        command, capture_output=True, text=True, check=True, timeout=60, env=_environment()
-    )
+    done = _run(*command)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime, done.stdout
 
 
 def test_help_loads_little() -> None:
     """No machine is too slow for this count: under 450 modules, none of them heavy or of an agent's."""
-    done = subprocess.run(  # noqa: S603
-        [sys.executable, "-c", HELP_MODULES], capture_output=True, text=True, check=True, timeout=60, env=_environment()
-    )
+    done = _run(sys.executable, "-c", HELP_MODULES)
     modules = json.loads(done.stderr.splitlines()[-1])
     assert len(modules) < 450
     assert not set(HEAVY) & set(modules)

@@ -132,37 +132,32 @@ def split_paths(folder: Path) -> list[Path]:
 
 def _saved(folder: Path) -> list[Path] | None:
     """Read a folder of ``datasets.save_to_disk``: folders of splits, none where it is one itself; None of another."""
+    if (folder / _SPLITS_FILE).is_file():
+        return _named_in(folder, _SPLITS_FILE, lambda content: content["splits"])
+    return [] if (folder / _STATE_FILE).is_file() else None
+
+
+def _named_in(folder: Path, file: str, names_of: Callable[[Any], Any]) -> list[Path]:
+    """Return what a file of ``datasets.save_to_disk`` names, at least one entry of its folder; raises ``DataError``."""
     try:
-        if (folder / _SPLITS_FILE).is_file():
-            names = list(dict(read_json(folder / _SPLITS_FILE))["splits"])
-        elif (folder / _STATE_FILE).is_file():
-            return []
-        else:
-            return None
-        return _inside(folder, names)
+        names = list(names_of(read_json(folder / file)))
+        if not names or not all(isinstance(name, str) and name == Path(name).name for name in names):
+            raise ValueError("it names nothing in this folder")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder} is no folder of datasets.save_to_disk ({error}); save it again") from error
-
-
-def _inside(folder: Path, names: Sequence[Any]) -> list[Path]:
-    if not names or not all(isinstance(name, str) and name == Path(name).name for name in names):
-        raise ValueError("it names nothing in this folder")
     return [folder / name for name in names]
 
 
 def _of_folder(folder: Path) -> tuple[Path, ...]:
-    if (folder / _STATE_FILE).is_file() and not (folder / _SPLITS_FILE).is_file():
-        try:
-            return tuple(
-                _inside(folder, [entry["filename"] for entry in read_json(folder / _STATE_FILE)["_data_files"]])
-            )
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{folder} is no folder of datasets.save_to_disk ({error}); save it again") from error
+    saved = _saved(folder)
+    if saved == []:
+        files = _named_in(folder, _STATE_FILE, lambda content: [entry["filename"] for entry in content["_data_files"]])
+        return tuple(files)
     splits = split_paths(folder)
     if len(splits) > 1:
         shown = ", ".join(path.name for path in splits[:_SHOWN]) + (", ..." if len(splits) > _SHOWN else "")
         raise DataError(f"{folder} has the splits {shown}; name one, such as {splits[0]}")
-    if saved := _saved(folder):
+    if saved:
         return arrow_files(saved[0])
     if not (shards := _splits(folder)):
         raise DataError(f"{folder} has no Parquet or Arrow files; set data.train, data.eval or --data")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -365,28 +364,26 @@ def test_job_file_refuses_wrong_structure(text: str, message: str) -> None:
     assert str(caught.value) == message
 
 
-def test_load_job_makes_paths_absolute_relative_to_the_file(tmp_path: Path) -> None:
-    """A job can be started from any folder."""
-    folder = tmp_path / "jobs"
-    folder.mkdir()
-    (folder / "job.toml").write_text(
-        '[model]\npath = "../models/m"\n[data]\ntrain = "train.csv"\neval = "/data/test.csv"\n'
-    )
-    job = load_job(folder / "job.toml")
-    assert job.model.path == str(tmp_path.resolve() / "models" / "m")
-    assert job.data.train == str(folder.resolve() / "train.csv")
-    assert job.data.eval == "/data/test.csv"
-
-
-def test_load_job_knows_home_and_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``~`` is the home folder; a path that is not given stays not given; the job may be named from its folder."""
+@cases(
+    ("model", "train", "wanted"),
+    [
+        ("../models/m", "train.csv", ("models/m", "jobs/train.csv")),
+        ("~/m", "/data/test.csv", ("home/m", "/data/test.csv")),
+        ("m", "", ("jobs/m", "")),
+    ],
+)
+def test_load_job_makes_paths_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, train: str, wanted: tuple[str, str]
+) -> None:
+    """Relative to the file, so that a job starts from any folder; a path that is not given stays not given."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-    for text, wanted in (("~/m", "home/m"), ("m", "m")):
-        Path("job.toml").write_text(f'[model]\npath = "{text}"\n')
-        job = load_job("job.toml")
-        assert job.model.path == os.path.realpath(tmp_path / wanted)
-        assert (job.data.train, job.data.eval) == ("", "")
+    (folder := tmp_path / "jobs").mkdir()
+    (folder / "job.toml").write_text(f'[model]\npath = "{model}"\n[data]\ntrain = "{train}"\neval = "{train}"\n')
+    monkeypatch.chdir(folder)
+    for path in (folder / "job.toml", "job.toml"):
+        job = load_job(path)
+        assert (job.model.path, job.data.train) == tuple(name and str(tmp_path.resolve() / name) for name in wanted)
+        assert job.data.eval == job.data.train
 
 
 def test_load_job_says_that_rows_are_no_job(tmp_path: Path) -> None:

@@ -91,12 +91,3 @@ def test_base_tensors_name_the_damaged_file(tmp_path: Path) -> None:
     (folder / "two.safetensors").write_bytes(content[:-8])
     with pytest.raises(IntegrityError, match=r"two\.safetensors"):
         base_tensors(folder, read_config(folder))
-
-
-def test_read_config_keeps_a_null_that_means_something(tmp_path: Path) -> None:
-    """Mistral without a window is not Mistral with the default one."""
-    for value, expected in ((None, None), (7, 7)):
-        (tmp_path / "config.json").write_text(json.dumps({"model_type": "mistral", "sliding_window": value}))
-        assert read_config(tmp_path)["sliding_window"] == expected
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mistral"}))
-    assert read_config(tmp_path)["sliding_window"] == 4096

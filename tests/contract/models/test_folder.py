@@ -84,15 +84,26 @@ def test_read_config_refuses(tmp_path: Path, config: dict[str, Any], message: st
     assert str(tmp_path) in str(caught.value)
 
 
-@cases("attention", ["eager", "sdpa", None])
-def test_read_config_accepts_plain_attention(tmp_path: Path, attention: str | None) -> None:
-    """The library's own implementations are harmless; the key is dropped all the same."""
-    assert "_attn_implementation" not in read_config(write_model(tmp_path, config={"_attn_implementation": attention}))
+MISTRAL = {"model_type": "mistral", "num_key_value_heads": 2}
 
 
-def test_read_config_takes_a_whole_number_for_a_float(tmp_path: Path) -> None:
-    """JSON writers drop the point of 0.0."""
-    assert read_config(write_model(tmp_path, config={"hidden_dropout_prob": 0}))["hidden_dropout_prob"] == 0.0
+@cases(
+    ("config", "key", "value"),
+    [
+        # the library's own implementations are harmless; the key is dropped all the same
+        *(({"_attn_implementation": attention}, "_attn_implementation", None) for attention in ("eager", "sdpa", None)),
+        ({"hidden_dropout_prob": 0}, "hidden_dropout_prob", 0.0),  # JSON writers drop the point of 0.0
+        # Mistral without a window is not Mistral with the default one
+        (MISTRAL | {"sliding_window": None}, "sliding_window", None),
+        (MISTRAL | {"sliding_window": 7}, "sliding_window", 7),
+        (MISTRAL, "sliding_window", 4096),
+    ],
+)
+def test_read_config_reads_a_value_as_it_is_meant(
+    tmp_path: Path, config: dict[str, Any], key: str, value: object
+) -> None:
+    """A key that may be null has its default only where it is absent."""
+    assert read_config(write_model(tmp_path, config=config)).get(key) == value
 
 
 @cases(

@@ -106,13 +106,20 @@ def test_joint_prefers_what_counts_more() -> None:
     assert counts == {0.01: {"11233"}, 0.5: {"11233", "12223"}}
 
 
-def test_joint_in_which_nothing_is_full_is_refused() -> None:
-    """With a large scale forward-only operations win everywhere, and nothing would train; the key is named."""
+@cases(
+    ("scale", "message"),
+    [
+        (100.0, r"nothing would train; lower operations.score_scale, which is 100"),  # forward-only ones win everywhere
+        (1.7e308, r"operations.score_scale = 1.7e\+308"),  # its product with a forward score is no number any more
+    ],
+)
+def test_joint_with_too_large_a_scale_is_refused(scale: float, message: str) -> None:
+    """The key is named."""
     course = choosing_course(
-        full=2, forward_only=1, microbatches=5, subnets=2, num_blocks=2, policy="joint", score_scale=100.0,
+        full=2, forward_only=1, microbatches=5, subnets=2, num_blocks=2, policy="joint", score_scale=scale,
         backward_score="taylor",
     )  # fmt: skip
-    with pytest.raises(PlanError, match=r"nothing would train; lower operations.score_scale, which is 100"):
+    with pytest.raises(PlanError, match=message):
         choose_table(course, random_scores(course))
 
 
@@ -141,14 +148,6 @@ def test_joint_does_not_depend_on_the_units_of_scores(units: float) -> None:
         each._replace(values=(each.values[0], tuple(units * value for value in each.values[1]))) for each in scores
     ]
     assert choose_table(course, other) == choose_table(course, scores)
-
-
-def test_scale_that_is_too_large_is_refused() -> None:
-    """Its product with a forward score is no number any more."""
-    course = choosing_course(full=2, forward_only=1, microbatches=5, num_blocks=2, policy="joint", score_scale=1.7e308,
-                             backward_score="taylor")  # fmt: skip
-    with pytest.raises(PlanError, match=r"operations.score_scale = 1.7e\+308"):
-        choose_table(course, random_scores(course))
 
 
 def test_joint_with_all_of_the_compute_is_all_full() -> None:

@@ -250,14 +250,10 @@ def test_full_operations_are_spread_evenly(microbatches: int, subnets: int) -> N
         assert min(totals) > 0 or full * subnets * 12 < microbatches
 
 
-def test_blocks_of_a_group_share_one_code() -> None:
-    """With groups, whole slices are passed by; the next one takes the micro-batches that the last one left."""
+def test_blocks_of_a_group_share_one_code_and_those_that_never_train_are_full() -> None:
+    """The next group takes the micro-batches that the last one left; frozen blocks have no chooser."""
     course = choosing_course(full=2, microbatches=4, num_blocks=4, groups=((0, 2), (2, 4)))
     assert expected_table(course).batches[0].rows == ("1133", "1133", "3311", "3311")
-
-
-def test_blocks_that_never_train_are_full() -> None:
-    """Frozen blocks have no chooser: their operations are not chosen."""
     course = choosing_course(full=1, microbatches=2, num_blocks=4, frozen_blocks=2)
     assert [chooser.start for chooser in choosers_of(course)] == [2, 3]
     assert expected_table(course).batches[0].rows == ("1113", "1131")

@@ -75,10 +75,6 @@ def test_certificates_that_are_odd_are_an_error_of_ours() -> None:
             facts_of(changed(WHO.certificate_pem, change))
     with pytest.raises(TrustError):
         requested_key(changed(make_request(make_key()), of_no_version))
-
-
-def test_keys_of_curves_that_nobody_knows_are_an_error_of_ours() -> None:
-    """The library has an error of its own for them."""
     with pytest.raises(TrustError, match="a private key can't be read"):
         read_key(changed(WHO.key_pem, of_no_curve))
 
