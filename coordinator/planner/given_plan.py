@@ -224,7 +224,7 @@ def accept_plan(given: GivenPlan, job: Job, facts: Mapping[str, NodeFacts]) -> P
             f"the plan has {plan.placement.private_blocks} private blocks, the job says privacy.private_blocks = "
             f"{private}; {ANEW}"
         )
-    return with_copies(job, refuse_if_full(job, plan, facts), facts, lambda one: refuse_if_full(job, one, facts))
+    return with_copies(job, refuse_if_full(job, plan, facts), facts, lambda copied: refuse_if_full(job, copied, facts))
 
 
 def _check_course(plan: Plan, drafted: Course) -> None:

@@ -311,6 +311,11 @@ class Candidate:
     job_s: float
     simulated_s: float | None = None
 
+    @property
+    def key(self) -> tuple[Ring, Draft]:
+        """What the seconds are of."""
+        return self.ring, self.draft
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settled:
@@ -397,12 +402,12 @@ def _best_of(results: Sequence[SearchResult], task: Task, *, alike: bool) -> Cho
     """Choose the best ring of all searches, or the even ring of its draft if that is hardly slower."""
     candidates = _candidates(results)
     evens = [even for each in results if (even := _even(each)) is not None] if alike else []
-    pairs = [(even.ring, even.draft) for even in evens]
-    candidates = sorted([*evens, *(one for one in candidates if (one.ring, one.draft) not in pairs)], key=_by_formula)
+    keys = [even.key for even in evens]
+    candidates = sorted([*evens, *(each for each in candidates if each.key not in keys)], key=_by_formula)
     if task.effort.judged_actions:
         candidates = _judged(candidates, results, task)
     best = candidates[0]
-    even = next((one for one in candidates if one.draft is best.draft and (one.ring, one.draft) in pairs), None)
+    even = next((each for each in candidates if each.draft is best.draft and each.key in keys), None)
     chosen = best
     if even is not None:
         even_s, best_s = both_seconds(even, best)
@@ -410,7 +415,7 @@ def _best_of(results: Sequence[SearchResult], task: Task, *, alike: bool) -> Cho
     result = next(each for each in results if each.draft is chosen.draft)
     return Choice(
         best=chosen,
-        others=tuple(one for one in candidates if one is not chosen),
+        others=tuple(each for each in candidates if each is not chosen),
         costs=result.costs,
         caps=result.caps,
         proven=result.proven and chosen.job_s <= result.pool[0][0] * (1 + 1e-9),
@@ -512,24 +517,25 @@ def _judged(candidates: list[Candidate], results: Sequence[SearchResult], task: 
     share = task.effort.judged_actions // max(1, len(near))
 
     def simulated(some: Sequence[Candidate], *, is_rough: bool) -> list[Candidate]:
-        def seconds(one: Candidate) -> float | None:
-            costs = next(each.costs for each in results if each.draft is one.draft)
+        def seconds(candidate: Candidate) -> float | None:
+            costs = next(each.costs for each in results if each.draft is candidate.draft)
             return simulated_job_s(
-                plan_of(one.draft, costs, one.ring),
+                plan_of(candidate.draft, costs, candidate.ring),
                 task.profile,
                 costs,
-                one.ring,
+                candidate.ring,
                 max_actions=share,
                 is_rough=is_rough,
                 is_over=task.clock.is_over,
             )
 
         ranking = Ranking(seconds).judge_all(some)
-        return [] if ranking.is_cut else [dataclasses.replace(one, simulated_s=s) for s, one in ranking.ranked]
+        judged = [dataclasses.replace(candidate, simulated_s=s) for s, candidate in ranking.ranked]
+        return [] if ranking.is_cut else judged
 
-    finalists = [(one.ring, one.draft) for one in simulated(near, is_rough=True)[:_FINALISTS]]
-    judged = simulated([one for one in near if (one.ring, one.draft) in finalists], is_rough=False)
-    return judged + [one for one in candidates if (one.ring, one.draft) not in finalists] if judged else candidates
+    finalists = [each.key for each in simulated(near, is_rough=True)[:_FINALISTS]]
+    judged = simulated([each for each in near if each.key in finalists], is_rough=False)
+    return judged + [each for each in candidates if each.key not in finalists] if judged else candidates
 
 
 def judged_again(

@@ -187,7 +187,8 @@ def test_resolve_fetches_what_the_cache_lacks(tmp_path: Path) -> None:
 
     for _ in range(2):
         assert (
-            model_folder("acme/mini-v2", cache=tmp_path / "library", own=tmp_path / "own", fetch=fetch).name == COMMIT
+            model_folder("acme/mini-v2", cache=tmp_path / "library", target=tmp_path / "own", fetch=fetch).name
+            == COMMIT
         )
     assert asked == ["acme/mini-v2"]
     assert not (tmp_path / "library").exists(), "others' cache is only read"
@@ -196,7 +197,7 @@ def test_resolve_fetches_what_the_cache_lacks(tmp_path: Path) -> None:
 def test_resolve_says_how_to_get_what_it_can_not_fetch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Id, cache, reason and command stand in one line."""
     with pytest.raises(ConnectionFailedError) as caught:
-        model_folder("acme/mini-v2@v1", cache=tmp_path, own=tmp_path, fetch=no_network)
+        model_folder("acme/mini-v2@v1", cache=tmp_path, target=tmp_path, fetch=no_network)
     assert str(caught.value) == (
         f"model.path = 'acme/mini-v2@v1' is no folder here, the Hugging Face cache {tmp_path} lacks it, and it can't "
         "be fetched (no route to host); where there is a network: hf download acme/mini-v2 --revision v1, or name a "
@@ -207,9 +208,9 @@ def test_resolve_says_how_to_get_what_it_can_not_fetch(tmp_path: Path, monkeypat
     with pytest.raises(
         ConnectionFailedError, match=r"is no folder here \(did you mean 'acme/mini-v3'\?\), .* \(no route"
     ):
-        model_folder("acme/mini-v2", cache=tmp_path, own=tmp_path, fetch=no_network)
+        model_folder("acme/mini-v2", cache=tmp_path, target=tmp_path, fetch=no_network)
     with pytest.raises(ConnectionFailedError, match=r"the hub has no config\.json and \.safetensors of it"):
-        model_folder("acme/mini-v2", cache=tmp_path, own=tmp_path, fetch=lambda wanted, cache: "")
+        model_folder("acme/mini-v2", cache=tmp_path, target=tmp_path, fetch=lambda wanted, cache: "")
 
 
 def test_resolve_gives_the_job_a_folder_and_leaves_the_file_as_it_is(
