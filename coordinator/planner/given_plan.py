@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coordinator.planner.draft import agreed_model, check_same_rows, job_draft
-from coordinator.planner.make_plan import refuse_if_full
+from coordinator.planner.make_plan import agreed_model, check_same_rows, job_draft, refuse_if_full
 from coordinator.planner.planned import Planned, with_copies
 from ringtune import __version__
 from ringtune.costs.measurement import check_profile, job_shape

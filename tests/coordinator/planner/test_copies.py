@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from coordinator.planner.draft import Draft, job_draft
+from coordinator.planner.draft import Draft
 from coordinator.planner.explain import explain
 from coordinator.planner.given_plan import GivenPlan, accept_plan
-from coordinator.planner.make_plan import keep_plan, make_plan
+from coordinator.planner.make_plan import job_draft, keep_plan, make_plan
 from coordinator.planner.memory import MemoryCaps
 from coordinator.planner.planned import Planned, copies_line
 from ringtune.costs.profile import LinkFacts, NodeFacts

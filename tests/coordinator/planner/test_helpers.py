@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from coordinator.planner.draft import job_draft
 from coordinator.planner.explain import explain, explanation_text
 from coordinator.planner.given_plan import GivenPlan, accept_plan
 from coordinator.planner.limits import Effort
-from coordinator.planner.make_plan import keep_plan, make_plan, refuse_if_full
+from coordinator.planner.make_plan import job_draft, keep_plan, make_plan, refuse_if_full
 from coordinator.planner.memory import MemoryCaps
 from coordinator.planner.planned import Planned, copy_bytes, measured_time
 from coordinator.planner.replan import PlacementProposal, placed_without, replanned

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from coordinator.planner import phases, replan
-from coordinator.planner.draft import drafts_of, job_draft
+from coordinator.planner.draft import drafts_of
 from coordinator.planner.explain import explain, explanation_text
 from coordinator.planner.given_plan import GivenPlan, accept_plan
 from coordinator.planner.judge import simulated_steps_s
-from coordinator.planner.make_plan import make_plan, plan_memory, refuse_if_full
+from coordinator.planner.make_plan import job_draft, make_plan, plan_memory, refuse_if_full
 from coordinator.planner.planned import Planned, measured_time
 from coordinator.planner.replan import _of_the_rest, placed_without, replanned
 from coordinator.planner.replicas import neighbours, ranked_layouts, slices_of_layout
