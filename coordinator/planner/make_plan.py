@@ -14,7 +14,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 from coordinator.planner.draft import Draft, nearest_chain, racks_of
 from coordinator.planner.helpers import with_helpers
@@ -22,7 +22,7 @@ from coordinator.planner.limits import Effort, free_microbatches
 from coordinator.planner.memory import MemoryCaps, disk_refusal, helper_refusal, refusal, refuse_full_shared_disks
 from coordinator.planner.operations import settled, with_fitting_operations
 from coordinator.planner.phases import PhasesReason, choose_phases
-from coordinator.planner.planned import Fitting, Planned, with_copies, with_techniques
+from coordinator.planner.planned import Fitting, Planned, first_that_fits, with_copies, with_techniques
 from coordinator.planner.replicas import choose_replicas
 from coordinator.planner.ring_costs import RingCosts
 from coordinator.planner.search import (
@@ -210,7 +210,10 @@ def make_plan(
         return planned
 
     ways = courses_to_try(job, draft.course, nodes)
-    planned, too_large = first_fit(ways, place)
+    planned, refused = first_that_fits(ways, place, (CapacityError,))
+    if planned is None:
+        raise refused[-1]
+    too_large = tuple((way, str(error).partition(";")[0]) for way, error in zip(ways, refused, strict=False))
     has_types = len({way.frozen for way in ways}) > 1
     choice = planned.choice and dataclasses.replace(planned.choice, too_large=too_large if has_types else None)
     planned = dataclasses.replace(
@@ -568,24 +571,6 @@ def check_same_rows(facts: NodeFacts, owner: Owner | None, before: str, advice: 
             f"node {facts.node} has rows of {users_text(facts.users, but=owner.users)}, {before} "
             f"{users_text(owner.users, but=facts.users)}; {advice}"
         )
-
-
-T = TypeVar("T")
-
-
-def first_fit(ways: Sequence[Course], place: Callable[[Course], T]) -> tuple[T, tuple[tuple[Course, str], ...]]:
-    """Place the first course that fits; return the plan, and each course before it with the reason why it does not fit.
-
-    ``ways`` are variants of a course in the order of preference; ``place`` raises ``CapacityError`` for one that does
-    not fit.
-    """
-    too_large: list[tuple[Course, str]] = []
-    for course in ways[:-1]:
-        try:
-            return place(course), tuple(too_large)
-        except CapacityError as error:
-            too_large.append((course, str(error).partition(";")[0]))
-    return place(ways[-1]), tuple(too_large)
 
 
 def courses_to_try(job: Job, course: Course, nodes: Sequence[NodeFacts]) -> tuple[Course, ...]:
