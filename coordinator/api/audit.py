@@ -17,7 +17,6 @@ A run that was killed has ``ledger.jsonl.part``, which is checked as far as it g
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
@@ -26,7 +25,7 @@ from typing import Any, Final, NamedTuple
 
 from coordinator.client.run_files import FOLDER as PARTS
 from coordinator.client.run_files import PART
-from coordinator.client.run_folder import METRICS
+from coordinator.client.run_folder import read_metrics
 from coordinator.client.saved_run import read_run
 from coordinator.run.run_text import is_step
 from ringtune.errors import IntegrityError, RingTuneError, UsageError
@@ -34,7 +33,7 @@ from ringtune.job.job import kinds_of
 from ringtune.models.result_files import ADAPTER_FILE, BLOCKS_FILE, block_of
 from ringtune.schedule.plan import Plan
 from ringtune.storage.pieces import FilePieces
-from ringtune.storage.strict import read_given, read_object
+from ringtune.storage.strict import read_object
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, tensors_digest
 from ringtune.techniques.audit import LEDGER, blocks_with_state, state_digest
 from ringtune.texts import printable
@@ -132,7 +131,8 @@ def audit_run(folder: Path) -> CheckedLedger:
     }
     if weights:  # whatever the ledger is called, which who changes a result may rename or leave out
         private = run.plan.placements[-1].private_blocks
-        steps, keeps_best = _last_step(folder / METRICS), bool(run.job.train.keep_best)
+        steps = max((int(line["step"]) for line in read_metrics(folder) if is_step(line)), default=0)
+        keeps_best = bool(run.job.train.keep_best)
         check.compare(
             weights, steps=steps, keeps_best=keeps_best, num_blocks=run.plan.course.head, private_blocks=private
         )
@@ -141,14 +141,6 @@ def audit_run(folder: Path) -> CheckedLedger:
 
 def _ledger_in(folder: Path) -> Path | None:
     return next((path for name in (LEDGER, LEDGER + PART) if (path := folder / name).is_file()), None)
-
-
-def _last_step(metrics: Path) -> int:
-    try:
-        lines = map(json.loads, read_given(metrics).splitlines())
-        return max((int(line["step"]) for line in lines if is_step(line)), default=0)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise IntegrityError(f"{metrics} is not readable ({error}); copy the run's folder again") from error
 
 
 class LedgerCheck:
