@@ -243,7 +243,6 @@ def test_block_flop_counts_weights_and_attention(wanted: Job) -> None:
     plan = plan_by_hand([("a", 0, 2), ("b", 2, 4)], ["a"], batch_size=4, microbatches=2, max_length=8)
     assert block_flop(plan, wanted, MODEL) == 2 * 8 * (2 * 250 + 4 * 8 * 8)
     # What trains of a block's own weights is not in its frozen bytes, but is multiplied all the same
-    plan = plan_by_hand([("a", 0, 2), ("b", 2, 4)], ["a"], batch_size=4, microbatches=2, max_length=8)
     divided = dataclasses.replace(MODEL, block_bytes=400, adapter_block_bytes=600)
     own = wanted.with_overrides({"adapter.config": "full"})
     assert block_flop(plan, own, divided) == 2 * 8 * (2 * 250 + 4 * 8 * 8)
@@ -373,7 +372,6 @@ def test_rows_of_texts_are_blocks_and_windows(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps({"question": "q", "context": "a b c", "answer": a}) + "\n" for a in answers))
     assert count_rows(str(path), make_job("question-answering")).examples == (1, 1, 1)
     # Windows of 16 tokens: 3 special ones, 3 of the question, 10 of the context, of which 5 overlap
-    path = tmp_path / "rows.jsonl"
     characters = [round(tokens * CHARACTERS_PER_TOKEN) for tokens in (3, 10, 11, 15, 16, 60)]
     question, *contexts = ("q" * count for count in characters)
     path.write_text(

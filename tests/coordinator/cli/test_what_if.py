@@ -80,7 +80,6 @@ def test_sim_prints_the_prediction(tmp_path: Path) -> None:
         json.dumps({"plan_digest": PLAN.digest, "method": PLAN.course.method.name, **EXPECTED.to_json()})
     )
     # Wall time, then a line for each node, link and depth
-    plan, profile = write_pair(tmp_path)
     result = ringtune("sim", plan, "--profile", profile)
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
@@ -90,7 +89,6 @@ def test_sim_prints_the_prediction(tmp_path: Path) -> None:
     assert names == ["node", "alice", "bob", "link", "alice", "bob", "trained", "1", "2", "3", "4"]
     assert "954 MiB" in lines[4]
     # ``ringtune plan --json > plan.json`` is a plan too
-    _, profile = write_pair(tmp_path)
     line = write_json(tmp_path / "line.json", {"event": "plan", "plan": PLAN.to_json(), "memory": {}})
     assert predicted(line, "--profile", profile)["wall_s"] == EXPECTED.wall_s
 
@@ -138,7 +136,6 @@ def test_sim_of_a_run_says_how_far_off_it_is(tmp_path: Path) -> None:
     assert f"measured training {format_seconds(real.wall_s)}: {format_seconds(real.train_s)} of steps; " in text
     assert f"the prediction is off by {off}, {of_steps} of the steps" in text
     # With the run's trace in place of medians the error goes away
-    real = write_run(tmp_path / "run", slower=1.25)
     value = predicted(tmp_path / "run", "--trace", tmp_path / "run")
     assert value["wall_s"] == pytest.approx(real.wall_s, abs=1e-4)
     assert abs(value["measured"]["error_share"]) < 1e-5
@@ -306,7 +303,6 @@ def test_sim_refuses_times_of_another_plan(tmp_path: Path) -> None:
     assert "micro-batches of 2 x 8 tokens, the plan has 4 and 1 x 8; its times say nothing about it" in error
     assert code == 5
     # Nothing of what was recorded would be used
-    write_run(tmp_path / "run")
     trace = tmp_path / "trace.json"
     trace.write_text((tmp_path / "run/trace.json").read_text().replace('"alice"', '"carol"').replace('"bob"', '"dan"'))
     plan, profile = write_pair(tmp_path / "other")
@@ -490,9 +486,6 @@ def test_what_if_checks_plan_and_profile_as_sim_does(tmp_path: Path) -> None:
     result = ringtune("what-if", plan, "--profile", profile, "--change", "bob.compute=2")
     assert "was profiled with tokens 8, the job has 64" in result.stderr
     assert result.exit_code == 5
-    # A folder has both
-    write_run(tmp_path / "run")
-    assert asked(tmp_path / "run", "--change", "microbatches=1")["before"]["wall_s"] == EXPECTED.wall_s
 
 
 def test_what_if_plans_anew_for_a_job(pair: tuple[str | Path, ...], tmp_path: Path) -> None:

@@ -455,12 +455,6 @@ def test_result_of_an_earlier_part_is_put_away_and_replaced(tmp_path: Path, resu
         assert not (tmp_path / result).exists()
 
 
-def test_report_of_a_run_in_one_part_is_as_it_came(tmp_path: Path) -> None:
-    """Nothing is added where nothing was stopped."""
-    assert part(tmp_path, 0, 4, resume=False, report=True) == {"steps": 4, "wall_s": 9.0}
-    assert not (tmp_path / "parts").exists()
-
-
 def test_report_has_every_part_and_their_sums(tmp_path: Path) -> None:
     """Two parts that were killed, each beyond its last checkpoint, and one that ends: every step counts once."""
     part(tmp_path, 0, 5, resume=False, report=False)
@@ -496,8 +490,9 @@ def test_report_has_every_part_and_their_sums(tmp_path: Path) -> None:
 
 
 def test_parts_keep_the_traces_of_earlier_ones(tmp_path: Path) -> None:
-    """Each part's time line stays, numbered in order; the newest has the usual name."""
-    part(tmp_path, 0, 4, resume=False, report=True)
+    """Each part's time line stays, numbered in order; the newest has the usual name. Nothing is added to the first."""
+    assert part(tmp_path, 0, 4, resume=False, report=True) == {"steps": 4, "wall_s": 9.0}
+    assert not (tmp_path / "parts").exists()
     part(tmp_path, 2, 4, resume=True, report=False)
     part(tmp_path, 4, 5, resume=True, report=True)
     assert (tmp_path / "parts/1/trace.json").read_text() == "trace from 0"

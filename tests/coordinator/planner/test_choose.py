@@ -431,9 +431,6 @@ def test_local_search_depends_on_its_seed_and_its_clock_only() -> None:
     costs = with_mean_owner(ring_costs(draft_for(profile), profile))
     assert local(costs, lambda *_: True, evaluations=800) == local(costs, lambda *_: True, evaluations=800)
     # The injected clock ends it; what was found by then counts
-    rng = random.Random(9)
-    profile = class_ring(rng, random_kinds(rng, 20), num_blocks=32)
-    costs = with_mean_owner(ring_costs(draft_for(profile), profile))
     ticks = itertools.count()
     budget = Budget(evaluations=10**9, seconds=5.0, now_s=lambda: float(next(ticks)))
     found = search_local(costs, lambda *_: 0, budget)

@@ -127,12 +127,10 @@ def test_auto_says_of_a_helper_what_it_lacks() -> None:
     assert not found.plan.placement.helpers
     assert "it does not fit: node strong needs " in why(found)
     # What pairs take is not known then
-    profile = nodes(LINEAR_PARAMS, bytes_per_s=1e9)
     found = make_plan(wanted(), profile.by_name)
     assert not found.plan.placement.helpers
     assert "no helpers, as links were not measured" in why(found)
     # The plan that auto makes is that without helpers, plus these helpers
-    profile = nodes(LINEAR_PARAMS, bytes_per_s=1e9)
     assert helped(planned(profile).plan, {}) == planned(profile, "off").plan
 
 
