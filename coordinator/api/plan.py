@@ -208,9 +208,7 @@ def plan(
         time = guessed_time(planned, to_plan, measured.nodes[0].model)
     reasons = None
     if explain and planned.choice is not None:
-        reasons = explained(
-            planned.choice, planned, relative=not is_measured, optimizer=optimizer, dropout=to_plan.train.dropout
-        )
+        reasons = explained(planned, relative=not is_measured, optimizer=optimizer, dropout=to_plan.train.dropout)
     return PlannedJob(
         plan=planned.plan,
         memory=planned.memory,

@@ -143,8 +143,7 @@ def test_estimates_of_conversations_need_a_template(wanted: Job, tmp_path: Path)
 def test_plan_text_has_slices_memory_and_table(wanted: Job) -> None:
     """The text names every node once with its blocks and memory, what travels, and the actions of a step."""
     planned = make_plan(wanted, estimate(wanted, 2, memory_bytes=GIB).facts)
-    assert planned.choice is not None
-    why = explain(planned.choice, planned, relative=True)
+    why = explain(planned, relative=True)
     lines = plan_text(planned.plan, planned.memory, num_steps=1, measured=False, why=why)
     text = "\n".join(lines)
     assert re.search(r"^node-0  \[0, 2\) +1[01] +[0-9.]+ [KM]iB", text, re.MULTILINE)

@@ -74,8 +74,7 @@ def planned(profile: Profile, mode: object = "auto", **changes: object) -> Plann
 
 def why(found: Planned) -> str:
     """The explanation of a plan."""
-    assert found.choice is not None
-    return "\n".join(explanation_text(explain(found.choice, found, relative=False)))
+    return "\n".join(explanation_text(explain(found, relative=False)))
 
 
 def test_auto_goes_without_where_no_helper_can_fit_the_adapters() -> None:
@@ -250,8 +249,7 @@ def test_auto_gives_every_host_a_helper_and_says_so(users: str) -> None:
     found = make_plan(job_of(users=users, **more), of_users("a", "b", "c"))
     assert has_all_helpers(found) and found.plan.course.offload is not None
     assert found.plan.course.offload.users == users
-    assert found.helping is not None and found.choice is not None
-    text = "\n".join(explanation_text(explain(found.choice, found, relative=False)))
+    text = why(found)
     assert f"offload.users = '{users}', so every host of blocks that may train has one, whether it pays or not" in text
     assert text.count(": taken") == len(found.plan.placement.hosts)
 

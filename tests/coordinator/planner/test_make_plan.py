@@ -284,8 +284,7 @@ def test_auto_takes_the_first_type_that_fits() -> None:
     for fits, frozen in rows:
         found = planned_frozen("auto", min_bytes(fits))
         assert found.plan.course.frozen == frozen
-        assert found.choice is not None
-        lines = explanation_text(explain(found.choice, found, relative=True))
+        lines = explanation_text(explain(found, relative=True))
         told = [line for line in lines if line.startswith("  frozen weights in")]
         assert len(told) == 1
         if frozen is None:
@@ -310,8 +309,7 @@ def test_plan_says_how_frozen_weights_are_held() -> None:
     }
     # Only what was chosen has a reason
     named = planned_frozen("bfloat16")
-    assert named.choice is not None
-    assert explain(named.choice, named, relative=True).frozen == ""
+    assert explain(named, relative=True).frozen == ""
     # The look before the measurement settles the type
     room = min_bytes("bfloat16")
     assert looked(job(runtime__frozen="auto"), large_nodes(room)) == FirstInspectionDone(None, BF16)

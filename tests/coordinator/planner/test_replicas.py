@@ -103,7 +103,7 @@ def test_replicas_are_taken_where_boards_hold_the_model() -> None:
     assert best_s is not None and best_s <= 0.98 * ring_s
     again_s = simulated_steps_s(found.plan, found.profile, found.choice.costs)
     assert again_s == pytest.approx(best_s)
-    text = "\n".join(explanation_text(explain(found.choice, found, relative=False)))
+    text = "\n".join(explanation_text(explain(found, relative=False)))
     assert "n3" in text and "by the simulator" in text and "one host for each block: " in text
 
 

@@ -494,8 +494,7 @@ GLOSSARY = Path(__file__).parents[3] / "docs" / "glossary.md"
 def test_explanation_has_a_legend_of_the_parts_that_it_prints() -> None:
     """Each part that a node has is explained once, and no other part."""
     made = make_plan_make_plan(job(), {name: facts(name, **NO_TIMES) for name in "ab"})
-    assert made.choice is not None
-    why = explain(made.choice, made, relative=True)
+    why = explain(made, relative=True)
     lines = plan_text(made.plan, made.memory, measured=False, num_steps=0, why=why)
     printed = {part for node, _ in made.memory.items() for part, size in made.memory[node].parts().items() if size}
     assert [line for line in lines if line.startswith("    ") and line.strip().partition(":")[0] in PARTS] == [
