@@ -41,7 +41,7 @@ from ringtune.techniques.generation import GenerationSettings
 from tests.support.cases import cases
 from tests.support.fake_agents import CALL_S, FakeCluster, facts, job
 from tests.support.plans import changed
-from tests.support.saved_runs import adapter_files, plan, write_run
+from tests.support.saved_runs import adapter_files, texts_instead, write_run
 from tests.support.typed import run_alone
 
 app = typer.Typer()
@@ -114,10 +114,7 @@ def test_texts_end_with_a_remedy_where_a_node_is_lost(tmp_path: Path, monkeypatc
 
 def test_texts_that_a_coordinator_left_out_are_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it ends the run before all rows have one, or any; nothing is written to a file."""
-    folder, ended = write_run(tmp_path / "run"), nullcontext((None, tmp_path / "states"))
-    text = (folder / "job.toml").read_text()
-    (folder / "job.toml").write_text(text.replace('task = "sequence-classification"', 'task = "causal-lm"'))
-    (folder / "plan.json").write_text(json.dumps(plan(labels=()).to_json()))
+    folder, ended = texts_instead(write_run(tmp_path / "run")), nullcontext((None, tmp_path / "states"))
     monkeypatch.setattr(evaluation, "_evaluated", lambda *_, **__: ended)
 
     def written() -> None:
@@ -236,12 +233,8 @@ FIGURES = {
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a run that learned to write, where lm-eval is installed."""
-    folder = write_run(tmp_path / "run")
-    text = (folder / "job.toml").read_text()
-    (folder / "job.toml").write_text(text.replace('task = "sequence-classification"', 'task = "causal-lm"'))
-    (folder / "plan.json").write_text(json.dumps(plan(labels=()).to_json()))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    return folder
+    return texts_instead(write_run(tmp_path / "run"))
 
 
 def played(code: str, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:

@@ -384,14 +384,6 @@ def table(code: str) -> Operations:
 TABLES = (ScheduledTable(step=0, operations=table("3")), ScheduledTable(step=4, operations=table("1")))
 
 
-def prediction_of(folder: Path) -> dict[str, Any]:
-    """The JSON line of a prediction."""
-    result = ringtune("sim", folder, "--json")
-    assert result.exit_code == 0, result.output
-    value: dict[str, Any] = json.loads(result.stdout)
-    return value
-
-
 def test_prediction_takes_tables_that_are_known_or_expected() -> None:
     """Scores take time, which is no time of steps; steps take what the expected table leaves of them."""
     once = changed(PLAN, choice=make_choice(subnets=1))
@@ -419,7 +411,7 @@ def test_prediction_takes_tables_that_are_known_or_expected() -> None:
 def test_sim_of_a_run_that_chose_does_as_the_run_did(tmp_path: Path) -> None:
     """The tables of operations.json, step by step."""
     real = write_run(tmp_path, plan=CHOOSING, tables=TABLES)
-    value = prediction_of(tmp_path)
+    value = predicted(tmp_path)
     assert value["wall_s"] == real.wall_s != predict(CHOOSING, PROFILE).wall_s
     assert abs(value["measured"]["error_share"]) < 1e-5
 
@@ -431,7 +423,7 @@ def test_sim_of_a_resumed_run_that_chose_has_its_tables(tmp_path: Path, tables: 
     real = predict(CHOOSING, PROFILE, start=start, keep_spans=True, tables=tables)
     write_run(tmp_path, plan=CHOOSING, tables=tables)
     write_prediction(tmp_path, CHOOSING, real, {})
-    value = prediction_of(tmp_path)
+    value = predicted(tmp_path)
     assert value["measured"]["steps"] == 4
     assert value["wall_s"] == pytest.approx(real.wall_s)
 

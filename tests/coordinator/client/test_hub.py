@@ -22,6 +22,7 @@ from ringtune.errors import BusyError, ConnectionFailedError, DeadlineError, Int
 from ringtune.models.folder import HubId, cached_folder
 from ringtune.storage.durable import FileLock
 from tests.contract.models.test_folder import COMMIT, write_cache
+from tests.support.saved_runs import contents
 
 WANTED = HubId("acme", "mini", "v1")
 CONTENT = {
@@ -60,17 +61,12 @@ class Hub:
         yield [self.content[name][:3], self.content[name][3:]]
 
 
-def tree(folder: Path) -> set[str]:
-    """Every file below a folder."""
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-
-
 def test_model_is_fetched_whole_and_found(tmp_path: Path) -> None:
     """All files under the commit, the revision names it, and the second time nobody is asked."""
     hub = Hub(CONTENT)
     for _ in range(2):
         folder = store(WANTED, COMMIT, LISTED, tmp_path, hub)
-    assert {name: (folder / name).read_bytes() for name in tree(folder)} == CONTENT
+    assert contents(folder) == CONTENT
     assert not list((folder.parents[1] / "fetching").iterdir())
     assert cached_folder(WANTED, tmp_path) == folder
     assert hub.asked == sorted(CONTENT)
@@ -118,7 +114,7 @@ def test_commit_that_is_none_is_refused(tmp_path: Path, commit: str) -> None:
     hub = Hub(CONTENT)
     with pytest.raises(IntegrityError, match="the hub answers with commit"):
         store(WANTED, commit, LISTED, tmp_path, hub)
-    assert not hub.asked and not tree(tmp_path)
+    assert not hub.asked and not contents(tmp_path)
 
 
 def test_file_without_a_digest_is_refused() -> None:

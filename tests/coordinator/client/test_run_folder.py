@@ -61,7 +61,7 @@ from tests.support.disk import log_of_syncs
 from tests.support.fake_agents import job
 from tests.support.page_runs import metrics, step_line
 from tests.support.plans import changed, make_plan
-from tests.support.saved_runs import LABELS, own_weights_instead, whole_model_instead, write_run
+from tests.support.saved_runs import LABELS, contents, own_weights_instead, whole_model_instead, write_run
 
 
 def digest(content: bytes) -> str:
@@ -268,11 +268,6 @@ def test_job_file_is_there_before_a_run_in_the_background_begins(
     assert len(said) == 1
 
 
-def tree(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder with its content, by its path."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 OF_RUNS = ("job.toml", "plan.json", "run.log", "metrics.jsonl.part", "model/config.json", "users/u.txt", "best/b.txt")
 OTHERS = ("rows.csv", "logs.txt", "models/config.json", ".git/config", "job.toml.bak")
 
@@ -289,13 +284,13 @@ def test_folder_that_held_no_run_is_refused_and_stays_as_it_is(names: set[str], 
         for path in names:
             (Path(name) / path).parent.mkdir(exist_ok=True)
             (Path(name) / path).write_text("precious")
-        before = tree(Path(name))
+        before = contents(Path(name))
         with (
             pytest.raises(UsageError, match="is not the folder of a run"),
             RunFolder(Path(name), replace=replace, resume=resume),
         ):
             pass
-        assert tree(Path(name)) == before
+        assert contents(Path(name)) == before
 
 
 @settings(max_examples=20)
@@ -311,9 +306,9 @@ def test_folder_that_is_replaced_keeps_every_file(own: set[str], others: set[str
         if beside:
             (Path(name) / "run.replaced").mkdir()
         with RunFolder(out, replace=True) as folder:
-            left = {path for path in tree(out) if not path.startswith(".ringtune-")}
+            left = {path for path in contents(out) if not path.startswith(".ringtune-")}
         assert left == others
-        found = tree(folder.replaced) if folder.replaced else {}
+        found = contents(folder.replaced) if folder.replaced else {}
         assert found.pop(".ringtune-run", b"") or not own
         assert found == {path: path.encode() for path in own}
 
@@ -359,7 +354,7 @@ def test_folder_has_one_writer(tmp_path: Path, first: str, second: str) -> None:
     with RunFolder(tmp_path / "run") as folder:
         folder.write_text("job.toml", "first")
     with WRITERS[first](tmp_path / "run"), ThreadPoolExecutor(1) as other:
-        before = tree(tmp_path)
+        before = contents(tmp_path)
 
         def enter() -> None:
             with WRITERS[second](tmp_path / "run"):
@@ -367,7 +362,7 @@ def test_folder_has_one_writer(tmp_path: Path, first: str, second: str) -> None:
 
         with pytest.raises(BusyError, match=f"process {os.getpid()} .*writes into .*run"):
             other.submit(enter).result()
-        assert tree(tmp_path) == before
+        assert contents(tmp_path) == before
     assert BusyError.exit_code == 8
 
 
@@ -394,7 +389,7 @@ def test_run_that_begins_anew_leaves_only_what_the_command_wrote(tmp_path: Path)
         assert left == ["notes.txt", "run.json", "run.log"]
         folder.add_chunk(chunk("trace.json", b"new", sha256=digest(b"new")))
     assert (out / "trace.json").read_bytes() == b"new"
-    assert aside is not None and tree(aside).keys() == {
+    assert aside is not None and contents(aside).keys() == {
         ".ringtune-run",
         "metrics.jsonl",
         "plan.json",

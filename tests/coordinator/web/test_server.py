@@ -31,14 +31,12 @@ from coordinator.web.server import PageServer, require_web
 from coordinator.web.streams import MAX_STREAMS, PageData, Streams
 from coordinator.web.what_if import MAX_WAITING, SimulatorProcess, check_question, measured_s
 from ringtune.costs.memory_sizes import MemorySettings
-from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.errors import BusyError, ConnectionFailedError, DeadlineError, RingTuneError, UsageError, needed
 from ringtune.transport.endpoints import split_address
 from ringtune.transport.page_access import Guard
 from sim.prediction import memory_bounds
-from tests.support import profiles
 from tests.support.fake_agents import FakeCluster, run
-from tests.support.page_runs import PLAN, RUN_ID, beginning, metrics, state_of, step_line, trained
+from tests.support.page_runs import MEASURED, PLAN, RUN_ID, beginning, metrics, state_of, step_line, trained
 from tests.support.plans import make_plan
 
 WAIT_S = 30.0
@@ -576,16 +574,9 @@ def test_measured_seconds_of_some_steps() -> None:
     assert measured_s(state, 2503) == pytest.approx(2503 * 0.5)
 
 
-def measured() -> Profile:
-    """Nodes that take seconds, and links on which a hidden state does, too."""
-    pairs = (("a", "b"), ("b", "a"))
-    links = tuple(LinkFacts(source=one, target=two, rate_bytes_per_s=1e4, latency_s=0.01) for one, two in pairs)
-    return Profile(nodes=tuple(profiles.node(PLAN, name) for name in ("a", "b")), links=links)
-
-
 def question(**changes: Any) -> dict[str, Any]:
     """A question about the small run."""
-    texts = {"plan": json.dumps(PLAN.to_json()), "profile": json.dumps(measured().to_json())}
+    texts = {"plan": json.dumps(PLAN.to_json()), "profile": json.dumps(MEASURED.to_json())}
     return {
         **texts,
         "settings": {},
@@ -643,9 +634,9 @@ def test_predictor_counts_the_memory_of_an_audit() -> None:
     """Nodes with room for their parts alone have none for what an audited run keeps and repeats."""
     state = state_of(trained())
     job = needed(state.job, "a run has a job").with_overrides({"recovery.copies": "next"})
-    bounds = memory_bounds(PLAN, measured(), MemorySettings.of_job(job))
-    tight = tuple(dataclasses.replace(node, memory_bytes=bounds[node.node].total_bytes) for node in measured().nodes)
-    state.profile = dataclasses.replace(measured(), nodes=tight)
+    bounds = memory_bounds(PLAN, MEASURED, MemorySettings.of_job(job))
+    tight = tuple(dataclasses.replace(node, memory_bytes=bounds[node.node].total_bytes) for node in MEASURED.nodes)
+    state.profile = dataclasses.replace(MEASURED, nodes=tight)
     errors = []
     for changes in ({}, {"audit.share": 0.5}):
         state.job = job.with_overrides(changes)
