@@ -67,13 +67,13 @@ def job_here(job: JobLike, keys: Mapping[str, object], run: Path | None = None) 
     """
     from coordinator.client.hub import with_local_model
 
-    wanted = read_job(job, keys)
-    if wanted.generation is not None and not wanted.generation.loss:
+    read = read_job(job, keys)
+    if read.generation is not None and not read.generation.loss:
         raise JobError(
             "generation.loss = false is what 'ringtune predict' sets: all rows are prompts then, and none is left to "
             "train on; remove it"
         )
-    return with_initial_digest(with_local_model(_with_ends(wanted, run)), run)
+    return with_initial_digest(with_local_model(_with_ends(read, run)), run)
 
 
 def _with_ends(job: Job, run: Path | None) -> Job:
@@ -126,12 +126,12 @@ def _keywords() -> list[str]:
 
 def _tables(job: Mapping[str, Any]) -> dict[str, object]:
     """Return the sections of a mapping with plain values."""
-    found: dict[str, object] = {}
+    sections: dict[str, object] = {}
     for section, keys in job.items():
         if not isinstance(keys, Mapping):
             raise JobError(f"{section} has to be a section, e.g. {{'train': {{'rounds': 5}}}}")
-        found[str(section)] = {str(key): _plain(value) for key, value in keys.items()}
-    return found
+        sections[str(section)] = {str(key): _plain(value) for key, value in keys.items()}
+    return sections
 
 
 def _plain(value: object) -> object:
@@ -183,7 +183,7 @@ def in_python(text: str) -> str:
     before, command, rest = text.partition(_COMMAND)
     before = before.replace("--detach", "wait=False")
     before = re.sub(r"--column (\w+)=([\w.]+)", r"columns={'\1': '\2'}", before)
-    return _OPTION.sub(lambda found: found[1].replace("-", "_") + "=", before) + command + rest
+    return _OPTION.sub(lambda option: option[1].replace("-", "_") + "=", before) + command + rest
 
 
 def for_python(function: Callable[P, R]) -> Callable[P, R]:

@@ -17,7 +17,6 @@ A run that was killed has ``ledger.jsonl.part``, which is checked as far as it g
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
@@ -26,7 +25,7 @@ from typing import Any, Final, NamedTuple
 
 from coordinator.client.run_files import FOLDER as PARTS
 from coordinator.client.run_files import PART
-from coordinator.client.run_folder import METRICS
+from coordinator.client.run_folder import read_metrics
 from coordinator.client.saved_run import read_run
 from coordinator.run.run_text import is_step
 from ringtune.errors import IntegrityError, RingTuneError, UsageError
@@ -34,7 +33,7 @@ from ringtune.job.job import kinds_of
 from ringtune.models.result_files import ADAPTER_FILE, BLOCKS_FILE, block_of
 from ringtune.schedule.plan import Plan
 from ringtune.storage.pieces import FilePieces
-from ringtune.storage.strict import read_given, read_object
+from ringtune.storage.strict import read_object
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, tensors_digest
 from ringtune.techniques.audit import LEDGER, blocks_with_state, state_digest
 from ringtune.texts import printable
@@ -132,7 +131,8 @@ def audit_run(folder: Path) -> CheckedLedger:
     }
     if weights:  # whatever the ledger is called, which who changes a result may rename or leave out
         private = run.plan.placements[-1].private_blocks
-        steps, keeps_best = _last_step(folder / METRICS), bool(run.job.train.keep_best)
+        steps = max((int(line["step"]) for line in read_metrics(folder) if is_step(line)), default=0)
+        keeps_best = bool(run.job.train.keep_best)
         check.compare(
             weights, steps=steps, keeps_best=keeps_best, num_blocks=run.plan.course.head, private_blocks=private
         )
@@ -141,14 +141,6 @@ def audit_run(folder: Path) -> CheckedLedger:
 
 def _ledger_in(folder: Path) -> Path | None:
     return next((path for name in (LEDGER, LEDGER + PART) if (path := folder / name).is_file()), None)
-
-
-def _last_step(metrics: Path) -> int:
-    try:
-        lines = map(json.loads, read_given(metrics).splitlines())
-        return max((int(line["step"]) for line in lines if is_step(line)), default=0)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise IntegrityError(f"{metrics} is not readable ({error}); copy the run's folder again") from error
 
 
 class LedgerCheck:
@@ -232,22 +224,22 @@ class LedgerCheck:
         """Check signatures, links, and that the turn begins with the states with which the one before ended."""
         if table["line"] != "turn":
             raise IntegrityError("a line of another kind")
-        found: dict[str, Statement] = {}
+        statements: dict[str, Statement] = {}
         for node, entry in table["nodes"].items():
-            found[node] = said = Statement.read(entry["says"])
+            statements[node] = said = Statement.read(entry["says"])
             if (said.run, said.node, said.turn) != (self._run_id, node, table["turn"]):
                 self._problems.append(f"{where}: node {node} has a statement of another run, node or turn")
             self._signature(node, entry, where)
         self._figures["turns"] += 1
-        self._figures["statements"] += len(found)
+        self._figures["statements"] += len(statements)
         self._figures["drawn"] += len(table["drawn"])
-        steps = {said.steps for said in found.values()}
+        steps = {said.steps for said in statements.values()}
         if len(steps) != 1:
-            raise IntegrityError(f"the nodes {', '.join(found)} speak of different steps")
+            raise IntegrityError(f"the nodes {', '.join(statements)} speak of different steps")
         first, stop = steps.pop()
-        self._members(found, where)
-        self._links(found, where)
-        self._chain(found, first, stop, where)
+        self._members(statements, where)
+        self._links(statements, where)
+        self._chain(statements, first, stop, where)
 
     def _signature(self, node: str, entry: Mapping[str, str], where: str) -> None:
         if not self._authorities:
@@ -266,9 +258,9 @@ class LedgerCheck:
         if self._own is not None and self._own.isdisjoint(issuers):
             self._foreign.update(issuers[:1])
 
-    def _members(self, found: Mapping[str, Statement], where: str) -> None:
+    def _members(self, statements: Mapping[str, Statement], where: str) -> None:
         """Compare the nodes and their blocks with the plan."""
-        plan, numbers = self._plan, {said.placement for said in found.values()}
+        plan, numbers = self._plan, {said.placement for said in statements.values()}
         if plan is None:
             return
         known = {placement.placement_number: placement for placement in plan.placements}
@@ -277,28 +269,28 @@ class LedgerCheck:
             return
         placement = known[numbers.pop()]
         members = {*placement.members}
-        owners = {owner.node for owner in (*plan.course.owners, *(one.owner for one in plan.course.left_out))}
-        for node in found.keys() - members - owners:
+        owners = {owner.node for owner in (*plan.course.owners, *(left.owner for left in plan.course.left_out))}
+        for node in statements.keys() - members - owners:
             self._problems.append(f"{where}: node {node} has no part in plan.json")
-        for node, said in found.items():
-            wanted = blocks_with_state(placement, node, self._adapters)
+        for node, said in statements.items():
+            expected = blocks_with_state(placement, node, self._adapters)
             ends = {plan.course.head} if node in owners else set()
-            if node in members | owners and sorted({*said.begin} - ends) != wanted:
-                self._problems.append(f"{where}: node {node} speaks of blocks {sorted(said.begin)}, not of {wanted}")
-        for node in members - found.keys():
+            if node in members | owners and sorted({*said.begin} - ends) != expected:
+                self._problems.append(f"{where}: node {node} speaks of blocks {sorted(said.begin)}, not of {expected}")
+        for node in members - statements.keys():
             self._problems.append(f"{where}: node {node}, which trains blocks in plan.json, says nothing")
 
-    def _links(self, found: Mapping[str, Statement], where: str) -> None:
-        for node, said in found.items():
+    def _links(self, statements: Mapping[str, Statement], where: str) -> None:
+        for node, said in statements.items():
             for peer in said.peers:
-                if peer not in found:
+                if peer not in statements:
                     self._problems.append(f"{where}: node {peer}, with which {node} exchanged tensors, says nothing")
-                elif found[peer].links.get(node) != said.links.get(peer) and node < peer:
+                elif statements[peer].links.get(node) != said.links.get(peer) and node < peer:
                     self._problems.append(f"{where}: nodes {node} and {peer} say different things of their link")
 
-    def _chain(self, found: Mapping[str, Statement], first: int, stop: int, where: str) -> None:
-        begin = {block: (node, digest) for node, said in found.items() for block, digest in said.begin.items()}
-        end = {block: both for said in found.values() for block, both in said.end.items()}
+    def _chain(self, statements: Mapping[str, Statement], first: int, stop: int, where: str) -> None:
+        begin = {block: (node, digest) for node, said in statements.items() for block, digest in said.begin.items()}
+        end = {block: both for said in statements.values() for block, both in said.end.items()}
         before = self._ends.get(first)
         if before is None and self._ends and not self._is_first:
             self._problems.append(f"{where} begins at step {first}, and the turn before it ends at {self._last}")
@@ -331,8 +323,8 @@ class LedgerCheck:
         self._is_done = True
         if steps != self._last:
             self._problems.append(f"the ledger ends at step {self._last}, and the run has {steps} steps")
-        found = weights_of({user: TensorFile(FilePieces(path), where=str(path)) for user, path in weights.items()})
-        digests = {block: digest for block, digest in found.items() if block >= private_blocks}
+        saved = weights_of({user: TensorFile(FilePieces(path), where=str(path)) for user, path in weights.items()})
+        digests = {block: digest for block, digest in saved.items() if block >= private_blocks}
         wrong: dict[int, list[int]] = {}
         for step, ends in self._ends.items():
             said = {block: weights for block, (weights, _) in ends.items() if block < num_blocks}
@@ -373,8 +365,8 @@ def weights_of(files: Mapping[str, TensorFile]) -> dict[int, str]:
     blocks: dict[int, dict[str, TensorPieces]] = {}
     for user, name in ((user, name) for user, file in files.items() for name in file.infos):
         if (block := block_of(name)) is not None:
-            own = f"{user}{name[name.index(f'.{block}.') + 1 :]}"
-            blocks.setdefault(block, {})[own] = files[user].tensor(name)
+            part = f"{user}{name[name.index(f'.{block}.') + 1 :]}"
+            blocks.setdefault(block, {})[part] = files[user].tensor(name)
     return {block: tensors_digest(_without_twins(tensors)) for block, tensors in blocks.items()}
 
 
@@ -388,15 +380,15 @@ def _without_twins(tensors: Mapping[str, TensorPieces]) -> dict[str, TensorPiece
     return {name: tensor for name, tensor in tensors.items() if not is_twin(name)}
 
 
-def sentences(found: CheckedLedger) -> Iterator[str]:
+def sentences(ledger: CheckedLedger) -> Iterator[str]:
     """Yield the lines for a user."""
-    turns, says, signed, drawn = (found.figures[name] for name in ("turns", "statements", "signatures", "drawn"))
+    turns, says, signed, drawn = (ledger.figures[name] for name in ("turns", "statements", "signatures", "drawn"))
     yield (
-        f"{turns:,} turns of steps {found.figures['first']:,} to {found.figures['last']:,}, {says:,} statements, "
+        f"{turns:,} turns of steps {ledger.figures['first']:,} to {ledger.figures['last']:,}, {says:,} statements, "
         f"{signed:,} of them signed; {drawn:,} micro-batches were drawn and repeated by other hosts"
     )
-    yield from (printable(line).replace("\n", r"\n") for line in (*found.facts, *found.problems))
+    yield from (printable(line).replace("\n", r"\n") for line in (*ledger.facts, *ledger.problems))
     yield "not shown: that what was not drawn was computed rightly; what an owner says of its rows, embedding and loss"
-    if not found.is_done:
-        yield f"the run has no result yet, so its ledger is checked up to step {found.figures['last']:,} only"
-    yield "fine" if not found.problems else f"wrong: {len(found.problems)} of the lines above"
+    if not ledger.is_done:
+        yield f"the run has no result yet, so its ledger is checked up to step {ledger.figures['last']:,} only"
+    yield "fine" if not ledger.problems else f"wrong: {len(ledger.problems)} of the lines above"

@@ -204,12 +204,12 @@ def _count_images(path: Path, job: Job) -> RowCounts:
     if not path.is_dir():
         labels = _labels_of_archive(path, job)
         return RowCounts(examples=(1,) * len(labels), labels=tuple(labels))
-    found = list_pictures(path)
+    pictures = list_pictures(path)
     return RowCounts(
-        examples=(1,) * len(found.files),
-        labels=found.labels,
-        left_out=found.left_out,
-        left_out_lines=tuple(found.lines_left_out()),
+        examples=(1,) * len(pictures.files),
+        labels=pictures.labels,
+        left_out=pictures.left_out,
+        left_out_lines=tuple(pictures.lines_left_out()),
     )
 
 
@@ -286,21 +286,21 @@ def estimate(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> Estimated:
     if not job.data.eval:
         kept, out = hold_out(len(train.examples), share=job.data.held_out, seed=job.train.seed)
         train, held_out = train.taken(kept), train.taken(out)
-    found: dict[str, NodeFacts] = {}
+    facts: dict[str, NodeFacts] = {}
     for index in range(num_nodes):
-        own, own_eval = _share(job, train, held_out, index, setup.num_owners)
+        trains, evaluates = _share(job, train, held_out, index, setup.num_owners)
         left_out = _left_out(counted, index, setup.num_owners)
-        name, num_eval = node_name(index, num_nodes), sum(own_eval.examples)
-        num_train = len(pack_rows(own.tokens, job.train.max_length)) if own.tokens else sum(own.examples)
-        found[name] = NodeFacts(
+        name, num_eval = node_name(index, num_nodes), sum(evaluates.examples)
+        num_train = len(pack_rows(trains.tokens, job.train.max_length)) if trains.tokens else sum(trains.examples)
+        facts[name] = NodeFacts(
             node=name,
             train_rows=num_train,
             eval_rows=num_eval,
-            users=count_users(own.by_user, own_eval.by_user),
+            users=count_users(trains.by_user, evaluates.by_user),
             skipped_rows=sum(each.rows for each in left_out),
             left_out=left_out,
-            labels=own.names,
-            eval_labels=own_eval.names,
+            labels=trains.names,
+            eval_labels=evaluates.names,
             memory_bytes=setup.memory_bytes,
             threads=setup.threads,
             device="cpu",
@@ -316,13 +316,13 @@ def estimate(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> Estimated:
                 num_owners=setup.num_owners,
                 rows=num_train + num_eval,
                 max_length=job.train.max_length,
-                packed_rows=len(own.tokens),
+                packed_rows=len(trains.tokens),
             )
-            if own.examples
+            if trains.examples
             else 0,
         )
     notes = list(dict.fromkeys(note for counts in counted for note in counts.notes))
-    return Estimated(found, rows_text(counted, job), notes)
+    return Estimated(facts, rows_text(counted, job), notes)
 
 
 def _left_out(counted: Sequence[RowCounts], index: int, num_owners: int) -> tuple[SkippedRows, ...]:

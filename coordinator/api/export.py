@@ -82,10 +82,10 @@ def check_adapter(run: SavedRun, config: Mapping[str, Any], *, where: str) -> No
     for name in tensors:
         if f".{INVERTIBLE}." in name:
             continue
-        found = _BLOCK.search(name)
-        if found is None:
+        match = _BLOCK.search(name)
+        if match is None:
             raise IntegrityError(f"adapter.safetensors has {name}, which belongs to no block; train again")
-        blocks.setdefault(int(found[1]), set()).add(name[found.end() :])
+        blocks.setdefault(int(match[1]), set()).add(name[match.end() :])
     num_blocks = run.plan.course.num_blocks
     if facts is None:
         layout, leaves_out = family_named(config["model_type"], where=where).layout, _leaves_blocks_out(config)
@@ -106,11 +106,11 @@ def check_adapter(run: SavedRun, config: Mapping[str, Any], *, where: str) -> No
 
 
 def _check_invertible(tensors: Iterable[str], *, is_expected: bool) -> None:
-    found = {name.partition(f".{INVERTIBLE}.")[2].partition(".")[2] for name in tensors if f".{INVERTIBLE}." in name}
-    wanted = set(INVERTIBLE_TENSORS if is_expected else ())
-    if found != wanted:
+    saved = {name.partition(f".{INVERTIBLE}.")[2].partition(".")[2] for name in tensors if f".{INVERTIBLE}." in name}
+    expected = set(INVERTIBLE_TENSORS if is_expected else ())
+    if saved != expected:
         raise IntegrityError(
-            f"adapter.safetensors has {len(found)} tensors of an invertible adapter, the run has {len(wanted)}; copy "
+            f"adapter.safetensors has {len(saved)} tensors of an invertible adapter, the run has {len(expected)}; copy "
             "the run's folder again"
         )
 
@@ -119,11 +119,11 @@ def _alike(blocks: Mapping[int, set[str]], layout: BlockLayout) -> list[dict[int
     """Group the blocks of a family by their matrices, without the tensors of matrices that some of a group may lack."""
     instead = tuple(path for _, path in layout.instead)
     optional = tuple(f"{getattr(layout, role)}." for role in layout.optional)
-    found: dict[bool, dict[int, set[str]]] = {}
+    groups: dict[bool, dict[int, set[str]]] = {}
     for block, names in blocks.items():
         kept = {name for name in names if not name.startswith(optional)}
-        found.setdefault(any(name.startswith(instead) for name in names), {})[block] = kept
-    return list(found.values()) or [{}]
+        groups.setdefault(any(name.startswith(instead) for name in names), {})[block] = kept
+    return list(groups.values()) or [{}]
 
 
 def _check_alike(blocks: Mapping[int, set[str]], num_blocks: int, *, leaves_out: bool) -> None:
@@ -142,10 +142,10 @@ def _check_alike(blocks: Mapping[int, set[str]], num_blocks: int, *, leaves_out:
 def _check_own(blocks: Mapping[int, set[str]], num_blocks: int, facts: AdapterDescription) -> None:
     """Refuse auxiliary models if a block has another number of tensors than their description says."""
     for block in range(num_blocks):
-        count, wanted = len(blocks.get(block, ())), own_tensors(facts.parts, block)
-        if count != wanted:
+        count, expected = len(blocks.get(block, ())), own_tensors(facts.parts, block)
+        if count != expected:
             raise IntegrityError(
-                f"adapter.safetensors has {count} tensors of the auxiliary models of block {block}, {wanted} are "
+                f"adapter.safetensors has {count} tensors of the auxiliary models of block {block}, {expected} are "
                 f"described in {AUXILIARY_CONFIG_FILE}; copy the run's folder again"
             )
 
@@ -190,8 +190,8 @@ def private_paths(run: SavedRun) -> tuple[str, ...]:
     named = [run.job.model.path, data.train, data.eval]
     parents = [str(Path(path).parent) for path in named if path]
     folders = [str(run.folder.resolve()), str(Path.home())]
-    found = {path for path in (*named, *parents, *folders) if len(Path(path).parts) > 2 or path in named}
-    return tuple(sorted(path for path in found if path.startswith("/")))
+    paths = {path for path in (*named, *parents, *folders) if len(Path(path).parts) > 2 or path in named}
+    return tuple(sorted(path for path in paths if path.startswith("/")))
 
 
 def check_private(name: str, text: str, paths: Iterable[str]) -> None:
@@ -253,8 +253,8 @@ def _check(run: SavedRun, saved: Path, config: Mapping[str, Any]) -> None:
 
 def _head_classes(config: Mapping[str, Any]) -> object:
     heads = config.get("prediction_heads")
-    found = [head.get("label2id") for head in heads.values()] if isinstance(heads, dict) else []
-    return found[0] if found else None
+    classes = [head.get("label2id") for head in heads.values()] if isinstance(heads, dict) else []
+    return classes[0] if classes else None
 
 
 def _weight_files(folder: Path) -> list[str]:
@@ -385,9 +385,9 @@ def _export_lora(run: SavedRun, target: Path, base_model: str, model: Path | Non
     if not base.is_dir():
         raise UsageError(f"the base model {base} is not there; name its folder with --model")
     with _working_folder(target) as folder:
-        found, _ = _peft_contents(run, base_model, in_tower=False)
-        described, path = json.loads(bytes(found[ADAPTER_CONFIG_FILE])), folder / LORA_NAME
-        write_lora(TensorFile(found[PEFT_FILES[0]], where=PEFT_FILES[0]), described, read_config(base), path)
+        files, _ = _peft_contents(run, base_model, in_tower=False)
+        described, path = json.loads(bytes(files[ADAPTER_CONFIG_FILE])), folder / LORA_NAME
+        write_lora(TensorFile(files[PEFT_FILES[0]], where=PEFT_FILES[0]), described, read_config(base), path)
         text = modelfile("./base.gguf", adapter=f"./{LORA_NAME}", stops=stop_texts(run, base, folder))
         contents: dict[str, Pieces] = {LORA_NAME: FilePieces(path), MODELFILE: Pieces.of(text.encode())}
         name, what = described["base_model_name_or_path"], f"adapter configuration `{run.job.adapter.config}`"
@@ -465,7 +465,7 @@ def _peft_contents(run: SavedRun, base_model: str, *, in_tower: bool | None = No
     config, task = json.loads(bytes(contents[ADAPTER_CONFIG_FILE])), run.job.model.task
     model_type, name = family_named(config["model_type"], where=ADAPTER_CONFIG_FILE).model_type, config["model_name"]
     head = TensorFile(contents[HEAD_FILE], where=HEAD_FILE) if HEAD_FILE in contents else None
-    found = peft_files(
+    files = peft_files(
         TensorFile(contents[ADAPTER_FILE], where=ADAPTER_FILE),
         {key: head.tensor(key) for key in head.infos} if head else {},
         config=run.job.adapter.config,
@@ -476,9 +476,9 @@ def _peft_contents(run: SavedRun, base_model: str, *, in_tower: bool | None = No
         in_tower=in_tower,
     )
     beside = (HEAD_CONFIG_FILE, *(() if architecture_head(model_type, task) else (HEAD_FILE,)))
-    found |= {key: contents[key] for key in beside if key in contents}
-    digests = _digests(found)
-    return found, peft_card(run, base_model=name, model_type=model_type, digests=digests)
+    files |= {key: contents[key] for key in beside if key in contents}
+    digests = _digests(files)
+    return files, peft_card(run, base_model=name, model_type=model_type, digests=digests)
 
 
 def _adapter_contents(run: SavedRun, base_model: str) -> tuple[dict[str, Pieces], Card]:

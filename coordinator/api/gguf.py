@@ -152,15 +152,15 @@ def write_lora(tensors: TensorFile, described: Mapping[str, Any], config: Mappin
     writer.add_type("adapter")
     writer.add_string("adapter.type", "lora")
     writer.add_float32("adapter.lora.alpha", alpha)
-    patterns, found = described.get("alpha_pattern", {}), []
+    patterns, written = described.get("alpha_pattern", {}), []
     for key, info in tensors.infos.items():
         matrix, _, half = key.removeprefix("base_model.model.").removesuffix(".weight").rpartition(".lora_")
         # llama.cpp has one alpha for all matrices
         scale = next((value for end, value in patterns.items() if matrix.endswith(end)), alpha) / alpha
         values = _values(bytes(tensors.tensor(key).data), info)
         values = form.in_order(f"{matrix}.", values) * scale if half == "B" else values
-        found.append(_Tensor(f"{form.named(f'{matrix}.weight')}.lora_{half.lower()}", info, values.copy))
-    _write(writer, found)
+        written.append(_Tensor(f"{form.named(f'{matrix}.weight')}.lora_{half.lower()}", info, values.copy))
+    _write(writer, written)
 
 
 def modelfile(source: str, *, adapter: str = "", stops: Sequence[str] = ()) -> str:
@@ -358,10 +358,10 @@ class _Form(NamedTuple):
 
     def named(self, key: str) -> str:
         """Return the name of a tensor in GGUF."""
-        found: str | None = self.names.get_name(key, try_suffixes=(".weight", ".bias"))
-        if found is None:
+        name: str | None = self.names.get_name(key, try_suffixes=(".weight", ".bias"))
+        if name is None:
             raise UsageError(f"llama.cpp has no place for {key} of {self.model_type}; use --format adapterhub or peft")
-        return found
+        return name
 
     def in_order(self, key: str, values: Array) -> Array:
         """Interleave the halves of each head, if these are outputs of query or key and llama.cpp has them so."""

@@ -227,9 +227,9 @@ def _choices(run: SavedRun, model_type: str) -> str:
     """Return the further arguments for loading a plugged-in model."""
     labels = run.plan.course.labels
     outputs = len(labels) or (1 if run.job.model.task == REGRESSION else 0)
-    found = [f"num_labels={outputs}"] if outputs else []
-    found += ['attn_implementation="eager"'] if model_type in WRITTEN_OUT else []
-    return "".join(f", {choice}" for choice in found)
+    choices = [f"num_labels={outputs}"] if outputs else []
+    choices += ['attn_implementation="eager"'] if model_type in WRITTEN_OUT else []
+    return "".join(f", {choice}" for choice in choices)
 
 
 def whole_model_card(
@@ -398,25 +398,25 @@ def _settings(name: str, value: Any) -> list[tuple[str, object]]:
 
     Example: of HiFT ``hift, group size`` 1 and ``hift, order`` bottom2up.
     """
-    found: list[tuple[str, object]] = []
+    rows: list[tuple[str, object]] = []
     for field in dataclasses.fields(value) if value is not None else ():
         setting, title = getattr(value, field.name), f"{name}, {field.name.replace('_', ' ')}"
         if dataclasses.is_dataclass(setting):
-            found += _settings(name, setting)
+            rows += _settings(name, setting)
         elif setting:
             words = ", ".join(map(str, setting)) if isinstance(setting, tuple) else setting
-            found.append((title, "yes" if setting is True else words))
-    return found
+            rows.append((title, "yes" if setting is True else words))
+    return rows
 
 
 def _figures(run: SavedRun) -> str:
-    found = run.report.get("eval", {})
-    if not found.get("count"):
+    figures = run.report.get("eval", {})
+    if not figures.get("count"):
         return "It was not evaluated while it was trained."
-    plain = {name: value for name, value in found.items() if not isinstance(value, dict)}
-    of_all = rows_of(found, "loss")
+    plain = {name: value for name, value in figures.items() if not isinstance(value, dict)}
+    of_all = rows_of(figures, "loss")
     rows = [
-        (name if (of := rows_of(found, name)) == of_all else f"{name} on {of}", "-" if value is None else value)
+        (name if (of := rows_of(figures, name)) == of_all else f"{name} on {of}", "-" if value is None else value)
         for name, value in sorted(plain.items())
     ]
     return _table(("on the owners' evaluation rows", ""), rows)

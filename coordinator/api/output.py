@@ -32,9 +32,9 @@ def make_progress(*, as_json: bool, live: bool = True, stream: TextIO | None = N
     return PlainProgress(stream)
 
 
-def choose_progress(wanted: bool) -> Progress:
-    """Make the progress for the standard output; with ``wanted=False`` one that shows nothing."""
-    if not wanted:
+def choose_progress(is_shown: bool) -> Progress:
+    """Make the progress for the standard output; one that shows nothing unless ``is_shown``."""
+    if not is_shown:
         return Progress()
     return NotebookProgress(sys.stdout) if is_notebook() else make_progress(as_json=False)
 
@@ -97,23 +97,23 @@ class Table(Sequence[Mapping[str, Any]]):
         return tuple(dict.fromkeys(name for row in self._rows for name in row))
 
     @overload
-    def __getitem__(self, wanted: int) -> Mapping[str, Any]: ...
+    def __getitem__(self, key: int) -> Mapping[str, Any]: ...
     @overload
-    def __getitem__(self, wanted: slice) -> Table: ...
+    def __getitem__(self, key: slice) -> Table: ...
     @overload
-    def __getitem__(self, wanted: str) -> list[Any]: ...
-    def __getitem__(self, wanted: int | slice | str) -> Mapping[str, Any] | Table | list[Any]:
+    def __getitem__(self, key: str) -> list[Any]: ...
+    def __getitem__(self, key: int | slice | str) -> Mapping[str, Any] | Table | list[Any]:
         """Return a row by index, a column by name, or the rows of a slice.
 
         Raises:
             UsageError: no row has this column; names those that exist.
             IndexError: there is no such row.
         """
-        if isinstance(wanted, str):
-            if wanted not in self.columns:
-                raise UsageError(f"there is no column {wanted!r}; there are {', '.join(self.columns) or 'no rows'}")
-            return [row.get(wanted) for row in self._rows]
-        return Table(self._rows[wanted]) if isinstance(wanted, slice) else self._rows[wanted]
+        if isinstance(key, str):
+            if key not in self.columns:
+                raise UsageError(f"there is no column {key!r}; there are {', '.join(self.columns) or 'no rows'}")
+            return [row.get(key) for row in self._rows]
+        return Table(self._rows[key]) if isinstance(key, slice) else self._rows[key]
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -65,7 +65,7 @@ class PlannedJob:
 
     def lines(self, *, at_step: int = 0, num_steps: int = 0) -> list[str]:
         """Return the plan as lines, with a table of all actions of ``num_steps`` steps from ``at_step`` on."""
-        found = plan_text(
+        lines = plan_text(
             self.plan,
             self.memory,
             at_step=at_step,
@@ -79,7 +79,7 @@ class PlannedJob:
             facts=self.profile.nodes[0],
             rows=self.rows,
         )
-        return [printable(line) for line in found]
+        return [printable(line) for line in lines]
 
     @property
     def given(self) -> GivenPlan:
@@ -170,8 +170,8 @@ def plan(
     Raises:
         RingTuneError: the job is invalid, or can't be planned for these nodes.
     """
-    wanted = job_here(job, keys)
-    choices = read_choices(microbatches, wire, batch_size=wanted.train.batch_size)
+    to_plan = job_here(job, keys)
+    choices = read_choices(microbatches, wire, batch_size=to_plan.train.batch_size)
     if coordinator and profile:
         raise UsageError("give one of --coordinator and --profile: nodes of a coordinator, or nodes measured before")
     if (profile or coordinator) and (assume or memory):
@@ -183,40 +183,40 @@ def plan(
         from coordinator.client.submit import Client
 
         with Client(coordinator, insecure=insecure) as client, WaitNotice(f"asking {coordinator}") as waiting:
-            made, found, told = client.plan(wanted, progress=waiting, num_nodes=nodes, join_s=join_s, choices=choices)
-        planned = planned_as(wanted, made, found, again=explain, **choices._asdict())
+            made, measured, told = client.plan(
+                to_plan, progress=waiting, num_nodes=nodes, join_s=join_s, choices=choices
+            )
+        planned = planned_as(to_plan, made, measured, again=explain, **choices._asdict())
     elif profile:
-        found = read_profile(Path(profile))
-        check_inputs(wanted, found)
+        measured = read_profile(Path(profile))
+        check_inputs(to_plan, measured)
         with WaitNotice("planning"):
-            planned = make_plan(wanted, found.by_name, links=found.links, **choices._asdict())
+            planned = make_plan(to_plan, measured.by_name, links=measured.links, **choices._asdict())
     else:
         if max(map(len, choices)) > 1:
             raise UsageError("nothing was measured to choose by; give --profile FILE or --coordinator HOST:PORT")
         with WaitNotice("reading model and rows"):
-            assumed = estimate(wanted, assume, memory_bytes=parse_bytes(memory, option="--memory") if memory else 0)
-        found, rows, note = Profile(nodes=tuple(assumed.facts.values())), assumed.rows, estimate_note(wanted)
+            assumed = estimate(to_plan, assume, memory_bytes=parse_bytes(memory, option="--memory") if memory else 0)
+        measured, rows, note = Profile(nodes=tuple(assumed.facts.values())), assumed.rows, estimate_note(to_plan)
         with WaitNotice("planning"):
-            planned = make_plan(wanted, assumed.facts, **choices._asdict())
-    is_measured, optimizer = bool(coordinator or profile), wanted.train.optimizer
+            planned = make_plan(to_plan, assumed.facts, **choices._asdict())
+    is_measured, optimizer = bool(coordinator or profile), to_plan.train.optimizer
     if is_measured:
-        rows, time = rows_lines(found.nodes, wanted.train.max_length), measured_time(planned, found, optimizer)
-        note = "; ".join(one for one in told if one not in (planned.note, *rows))  # the plan says these itself
+        rows, time = rows_lines(measured.nodes, to_plan.train.max_length), measured_time(planned, measured, optimizer)
+        note = "; ".join(line for line in told if line not in (planned.note, *rows))  # the plan says these itself
     else:
-        time = guessed_time(planned, wanted, found.nodes[0].model)
+        time = guessed_time(planned, to_plan, measured.nodes[0].model)
     reasons = None
     if explain and planned.choice is not None:
-        reasons = explained(
-            planned.choice, planned, relative=not is_measured, optimizer=optimizer, dropout=wanted.train.dropout
-        )
+        reasons = explained(planned, relative=not is_measured, optimizer=optimizer, dropout=to_plan.train.dropout)
     return PlannedJob(
         plan=planned.plan,
         memory=planned.memory,
-        profile=found,
+        profile=measured,
         is_measured=is_measured,
         note="; ".join(filter(None, (note, planned.note))),
         time=time,
         effort="" if coordinator else planned.effort_line,  # the note has that of the search there
         why=reasons,
-        rows=(*rows, *_classifier_lines(wanted, len(planned.plan.course.labels))),
+        rows=(*rows, *_classifier_lines(to_plan, len(planned.plan.course.labels))),
     )

@@ -247,8 +247,8 @@ def _sample(prompt: str, folder: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="ringtune-") as name:
         run, rows = read_run(folder), Path(name) / "prompt.jsonl"
         rows.write_text(json.dumps(_row_of(prompt, run.job)) + "\n", encoding="utf-8")
-        (found,) = predict_rows(run, rows, HOW)
-    return {"prompt": prompt, "text": str(found.said["predicted"]), "tokens": int(found.said["tokens"])}
+        (row,) = predict_rows(run, rows, HOW)
+    return {"prompt": prompt, "text": str(row.said["predicted"]), "tokens": int(row.said["tokens"])}
 
 
 _OF_CLASS = "of_class"
@@ -262,10 +262,10 @@ class JsonWriter:
     def __init__(self, file: IO[str], event: str = "") -> None:
         self._file, self._head = file, {"event": event} if event else {}
 
-    def add(self, found: RowPrediction) -> None:
+    def add(self, prediction: RowPrediction) -> None:
         """Write a row; probabilities are an object; raises ``DataError``."""
         # an event may be shown by a terminal
-        self._file.write(json.dumps({**self._head, **joined(found)}, ensure_ascii=bool(self._head)) + "\n")
+        self._file.write(json.dumps({**self._head, **joined(prediction)}, ensure_ascii=bool(self._head)) + "\n")
         self._file.flush()
 
 
@@ -280,15 +280,15 @@ class CsvWriter:
         self._safe: Callable[[str], str] = inert if file.isatty() else str
         self._header: list[str] = []
 
-    def add(self, found: RowPrediction) -> None:
+    def add(self, prediction: RowPrediction) -> None:
         """Write a row; it is empty in columns that other rows alone have. Each class has a column with its probability.
 
         Raises ``DataError``: it already has a column of that name, or its columns are not those of the first row.
         """
-        shares = {f"probability_{label}": share for label, share in found.said.get(_OF_CLASS, {}).items()}
+        shares = {f"probability_{label}": share for label, share in prediction.said.get(_OF_CLASS, {}).items()}
         line = _joined(
-            {**dict.fromkeys(found.columns), **found.row},
-            {**{name: value for name, value in found.said.items() if name != _OF_CLASS}, **shares},
+            {**dict.fromkeys(prediction.columns), **prediction.row},
+            {**{name: value for name, value in prediction.said.items() if name != _OF_CLASS}, **shares},
         )
         if not self._header:
             self._header = list(line)
@@ -349,18 +349,18 @@ class Summary:
         self._squares = self._sizes = self._overlaps = 0.0
         self._ended_at_once = 0
 
-    def add(self, found: RowPrediction) -> None:
+    def add(self, prediction: RowPrediction) -> None:
         """Count a row."""
         self._rows += 1
-        self._ended_at_once += found.said.get("tokens") == 0
+        self._ended_at_once += prediction.said.get("tokens") == 0
         if self._number:
-            self._judge(float(found.said["predicted"]), found.row.get(self._number))
-        if self._reference and (references := answers_of(found.row.get(self._reference))):
+            self._judge(float(prediction.said["predicted"]), prediction.row.get(self._number))
+        if self._reference and (references := answers_of(prediction.row.get(self._reference))):
             self._judged += 1
-            self._overlaps += rouge_l(str(found.said["predicted"]), references)
+            self._overlaps += rouge_l(str(prediction.said["predicted"]), references)
         if not self._column:
             return
-        said, truth = found.said["predicted"], found.row.get(self._column)
+        said, truth = prediction.said["predicted"], prediction.row.get(self._column)
         if not isinstance(said, list):
             self._count(str(said), truth)
             return
@@ -387,13 +387,13 @@ class Summary:
 
     def to_json(self) -> dict[str, Any]:
         """Return the counts; with targets also ``accuracy``, or ``mse`` and ``mae``, or ``rouge_l``."""
-        found: dict[str, Any] = {"rows": self._rows}
-        found |= {"ended_at_once": self._ended_at_once} if self._ended_at_once else {}
+        counts: dict[str, Any] = {"rows": self._rows}
+        counts |= {"ended_at_once": self._ended_at_once} if self._ended_at_once else {}
         if self._column:
-            found["tags" if self._counted == "words" else "classes"] = dict(sorted(self._names.items()))
+            counts["tags" if self._counted == "words" else "classes"] = dict(sorted(self._names.items()))
         if self._judged:
-            found |= {"judged": self._judged, **{name: round(mean, 6) for name, mean in self._means().items()}}
-        return found
+            counts |= {"judged": self._judged, **{name: round(mean, 6) for name, mean in self._means().items()}}
+        return counts
 
     def _means(self) -> dict[str, float]:
         """Return the figures of the judged rows or words, by name."""
@@ -416,10 +416,10 @@ class Summary:
             yield f"{means} on the {self._judged:,} {self._counted} that have a {column!r} of their own"
 
 
-def joined(found: RowPrediction) -> dict[str, Any]:
+def joined(prediction: RowPrediction) -> dict[str, Any]:
     """Return a row's own columns and the predicted ones; probabilities are an object; raises ``DataError``."""
-    said = {("probabilities" if name == _OF_CLASS else name): value for name, value in found.said.items()}
-    return _joined(found.row, said)
+    said = {("probabilities" if name == _OF_CLASS else name): value for name, value in prediction.said.items()}
+    return _joined(prediction.row, said)
 
 
 def _joined(row: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
@@ -484,14 +484,14 @@ def predict(
             with WaitNotice(f"loading the model of {folder}"):
                 first = list(itertools.islice(every, 1))
             num_found = 0
-            for found in (each._replace(columns=checked.columns) for each in itertools.chain(first, every)):
+            for prediction in (each._replace(columns=checked.columns) for each in itertools.chain(first, every)):
                 num_found += 1
                 if writer is not None:
-                    writer.add(found)
+                    writer.add(prediction)
                 if take is not None:
-                    take(found)
+                    take(prediction)
                 else:
-                    table.append(joined(found))
+                    table.append(joined(prediction))
             if ring is not None and num_found != checked.num_texts:
                 raise IntegrityError(
                     f"the nodes of {coordinator} have written texts of {num_found:,} of {checked.num_texts:,} rows; "

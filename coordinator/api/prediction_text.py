@@ -43,7 +43,7 @@ def share_text(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.1f} %"
 
 
-def prediction_lines(plan: Plan, found: Prediction, measured: MeasuredRun | None = None) -> list[str]:
+def prediction_lines(plan: Plan, predicted: Prediction, measured: MeasuredRun | None = None) -> list[str]:
     """Return a prediction as lines: the whole run, then tables of nodes, links and depths.
 
     ``measured`` are the times of a real run of ``plan``.
@@ -51,13 +51,13 @@ def prediction_lines(plan: Plan, found: Prediction, measured: MeasuredRun | None
     course = plan.course
     besides = "evaluations, checkpoints and scores" if gathers_scores(course) else "evaluations and checkpoints"
     times = len(plan.placements) - 1
-    moves = f"{format_seconds(found.moves_s)} of {times} move{'s' * (times > 1)}, " if times else ""
+    moves = f"{format_seconds(predicted.moves_s)} of {times} move{'s' * (times > 1)}, " if times else ""
     lines = [
-        f"{course.method.name}, {course.num_blocks} blocks on {len(plan.nodes)} nodes, {found.num_steps} steps of "
+        f"{course.method.name}, {course.num_blocks} blocks on {len(plan.nodes)} nodes, {predicted.num_steps} steps of "
         f"{course.batch_size} rows in {course.microbatches} micro-batches, digest {plan.digest[:12]}",
-        f"predicted training {format_seconds(found.wall_s)}: {format_seconds(found.train_s)} of steps, {moves}"
-        f"{format_seconds(found.evaluation_s)} of {besides}; "
-        f"hosts idle {share_text(found.bubble_share)} of it; {found.num_actions:,} actions",
+        f"predicted training {format_seconds(predicted.wall_s)}: {format_seconds(predicted.train_s)} of steps, {moves}"
+        f"{format_seconds(predicted.evaluation_s)} of {besides}; "
+        f"hosts idle {share_text(predicted.bubble_share)} of it; {predicted.num_actions:,} actions",
     ]
     if plan.course.decides:
         lines.append("the run decides itself when it unfreezes; predicted is a loss that never improves: the soonest")
@@ -66,7 +66,7 @@ def prediction_lines(plan: Plan, found: Prediction, measured: MeasuredRun | None
     if measured is not None:
         if count := len(measured.stayed):
             lines.append(f"left out: {count} placement{'s' * (count > 1)} to which the run failed to move")
-        real = measured_json(measured, found)
+        real = measured_json(measured, predicted)
         again = f" (resumed, {real['steps']} steps)" if measured.start else ""
         parts = "" if real["steps_s"] is None else f": {format_seconds(real['steps_s'])} of steps"
         errors = [
@@ -77,10 +77,10 @@ def prediction_lines(plan: Plan, found: Prediction, measured: MeasuredRun | None
         off = f"; the prediction is off by {', '.join(errors)}" if errors else ""
         lines.append(f"measured training {format_seconds(real['wall_s'])}{parts}{again}{off}")
         lines.append("(training: from the first action to the last one, without joining, measuring and collecting)")
-    return [*lines, "", *_nodes(found, measured), *_links(found, measured), *_depths(found)]
+    return [*lines, "", *_nodes(predicted, measured), *_links(predicted, measured), *_depths(predicted)]
 
 
-def _nodes(found: Prediction, measured: MeasuredRun | None) -> list[str]:
+def _nodes(predicted: Prediction, measured: MeasuredRun | None) -> list[str]:
     wall_s = measured.recording.wall_s if measured is not None else 0.0
     titles = ["node", "blocks", "busy", *["measured"] * bool(wall_s), "idle", "needs", "has", "used", "held at once"]
     rows = [
@@ -95,16 +95,16 @@ def _nodes(found: Prediction, measured: MeasuredRun | None) -> list[str]:
             share_text(node.needed_bytes / node.budget_bytes if node.budget_bytes else None),
             format_bytes(node.peak_memory_bytes),
         ]
-        for node in found.nodes
+        for node in predicted.nodes
     ]
     return table_lines(titles, rows, left=2)
 
 
-def _links(found: Prediction, measured: MeasuredRun | None) -> list[str]:
-    if not found.links:
+def _links(predicted: Prediction, measured: MeasuredRun | None) -> list[str]:
+    if not predicted.links:
         return []
     real = measured.sent_bytes if measured is not None else {}
-    has_units = any(link.unit_gradient_bytes for link in found.links)
+    has_units = any(link.unit_gradient_bytes for link in predicted.links)
     rows = [
         [
             f"{link.source} > {link.target}",
@@ -113,20 +113,20 @@ def _links(found: Prediction, measured: MeasuredRun | None) -> list[str]:
             share_text(link.busy_share),
             *([format_bytes(link.unit_gradient_bytes)] if has_units else []),
         ]
-        for link in found.links
+        for link in predicted.links
     ]
     titles = ["link", "sent", *["measured"] * bool(real), "busy", *["of these unit gradients"] * has_units]
     return ["", *table_lines(titles, rows)]
 
 
-def _depths(found: Prediction) -> list[str]:
-    if not found.depths:
+def _depths(predicted: Prediction) -> list[str]:
+    if not predicted.depths:
         return []
     rows = [
         [depth.trains or str(depth.depth), str(depth.steps), format_seconds(depth.step_s), format_seconds(depth.wall_s)]
-        for depth in found.depths
+        for depth in predicted.depths
     ]
-    what = "trains" if found.depths[0].trains else "trained blocks"
+    what = "trains" if predicted.depths[0].trains else "trained blocks"
     return ["", *table_lines([what, "steps", "per step", "in total"], rows)]
 
 
@@ -138,14 +138,14 @@ def check_out(folder: Path) -> None:
         raise UsageError(f"--out {folder} holds the trace of a real run; choose another")
 
 
-def write_prediction(folder: Path, plan: Plan, found: Prediction, value: dict[str, Any]) -> None:
+def write_prediction(folder: Path, plan: Plan, predicted: Prediction, value: dict[str, Any]) -> None:
     """Write ``prediction.json``, and ``trace.json`` in the format of a real run.
 
     Raises ``StorageError``: no room; earlier files are unchanged.
     """
     text = TraceText(plan.nodes, num_blocks=plan.course.num_blocks, started_unix_s=0.0)
     pieces = [text.begin()]
-    for node, action, start_s, end_s in found.spans:
+    for node, action, start_s, end_s in predicted.spans:
         pieces.append(text.spans(node, [Span(action, start_s, end_s)]))
     write_durably(folder / PREDICTION_FILE, (json.dumps(value, indent=1) + "\n").encode())
     write_durably(folder / TRACE_FILE, ("".join(pieces) + text.end()).encode())
@@ -167,15 +167,15 @@ def comparison_lines(before: PredictedPlan, after: PredictedPlan) -> list[str]:
 
     If the two do different work their seconds have no ratio: the differences are named, and steps compared by depth.
     """
-    one, other = before.prediction, after.prediction
+    first, other = before.prediction, after.prediction
     is_same = is_same_work(before, after)
-    steps = [found.train_s / found.num_steps if found.num_steps else 0.0 for found in (one, other)]
-    sent = [float(sum(link.sent_bytes for link in found.links)) for found in (one, other)]
+    steps = [each.train_s / each.num_steps if each.num_steps else 0.0 for each in (first, other)]
+    sent = [float(sum(link.sent_bytes for link in each.links)) for each in (first, other)]
     rows = [
-        ["training", *_pair((one.wall_s, other.wall_s), format_seconds, is_same=is_same)],
+        ["training", *_pair((first.wall_s, other.wall_s), format_seconds, is_same=is_same)],
         ["a step", *_pair(steps, format_seconds, is_same=is_same)],
         ["rows per second", *_pair((before.rows_per_s, after.rows_per_s), "{:.4g}".format)],
-        ["hosts idle", share_text(one.bubble_share), share_text(other.bubble_share), ""],
+        ["hosts idle", share_text(first.bubble_share), share_text(other.bubble_share), ""],
         ["sent", *_pair(sent, format_bytes, is_same=is_same)],
     ]
     lines = [*table_lines(["", "before", "after", "ratio"], rows), *_differences(before, after, is_same=is_same)]
@@ -204,7 +204,7 @@ def _differences(before: PredictedPlan, after: PredictedPlan, *, is_same: bool) 
     lines = [f"after the change: {difference_text(differences)}"] if differences else []
     if is_same:
         return lines
-    old, new = ({(each.depth, each.trains): each for each in found.prediction.depths} for found in (before, after))
+    old, new = ({(each.depth, each.trains): each for each in plan.prediction.depths} for plan in (before, after))
     rows = [
         [
             trains or str(depth),
@@ -315,13 +315,13 @@ def _faster(axes: Sequence[Axis], before: PredictedPlan, cells: Sequence[CellRes
 
 def sweep_rows(axes: Sequence[Axis], before: PredictedPlan, cells: Sequence[CellResult]) -> list[dict[str, Any]]:
     """Return a JSON object for each cell: the values of the axes, then its results."""
-    found = []
+    rows = []
     for cell in cells:
         is_same = cell.trained_rows == before.trained_rows
         figures = {**asdict(cell), "ratio": ratio(cell.wall_s, before.prediction.wall_s) if is_same else None}
         axis_values = {axis.key: value for axis, value in zip(axes, cell.values, strict=True)}
-        found.append({**axis_values, **{name: figures[name] for name in _COLUMNS}})
-    return found
+        rows.append({**axis_values, **{name: figures[name] for name in _COLUMNS}})
+    return rows
 
 
 def require_sweep_place(path: Path) -> None:
@@ -395,12 +395,12 @@ def write_plot(path: Path, axes: Sequence[Axis], before_s: float, cells: Sequenc
 
 def _series(axes: Sequence[Axis], cells: Sequence[CellResult]) -> dict[str, list[float]]:
     """Return label of the other axes' values -> heights over the first axis; NaN without a time."""
-    found: dict[str, dict[str, float]] = {}
+    curves: dict[str, dict[str, float]] = {}
     for cell in cells:
         others = zip(axes[1:], cell.values[1:], strict=True)
         label = ", ".join(f"{axis.key} = {value}" for axis, value in others) or "what if"
-        found.setdefault(label, {})[cell.values[0]] = math.nan if cell.wall_s is None else cell.wall_s
-    return {label: [line.get(value, math.nan) for value in axes[0].values] for label, line in found.items()}
+        curves.setdefault(label, {})[cell.values[0]] = math.nan if cell.wall_s is None else cell.wall_s
+    return {label: [line.get(value, math.nan) for value in axes[0].values] for label, line in curves.items()}
 
 
 def _draw(plot: Any, axis: Axis, series: Mapping[str, Sequence[float]]) -> None:

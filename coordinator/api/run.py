@@ -105,13 +105,13 @@ def _summary(title: str, steps: Sequence[Mapping[str, Any]], evaluations: Sequen
 
 def unfreezings(steps: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
     """Return (step, depth) of each step that trains more blocks than all before it, without the first step."""
-    found: list[tuple[int, int]] = []
+    pairs: list[tuple[int, int]] = []
     deepest = steps[0].get("depth", 0) if steps else 0
     for row in steps:
         if row.get("depth", 0) > deepest:
             deepest = row["depth"]
-            found.append((row["step"], deepest))
-    return found
+            pairs.append((row["step"], deepest))
+    return pairs
 
 
 def smoothed(losses: Sequence[float]) -> list[float]:

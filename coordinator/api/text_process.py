@@ -100,8 +100,8 @@ class LineProcess:
             for begun in others:
                 self._lines.append(b"".join(self._begun))
                 self._begun = [begun]
-        found: dict[str, Any] = json.loads(self._lines.popleft())
-        return found
+        event: dict[str, Any] = json.loads(self._lines.popleft())
+        return event
 
     def lines(self, wait_s: float, late: str) -> Iterator[dict[str, Any]]:
         """Yield all lines, and raise the error of the process at their end; ``DeadlineError`` as ``next``."""
@@ -229,14 +229,14 @@ class TextProcess:
         return event
 
     def _next(self) -> Event:
-        found = self._process.next(
+        event = self._process.next(
             self._wait_s,
             f"waited {self._wait_s:g} s for the process that writes the text; shorten the text, or raise "
             "runtime.wait_s in the run's job.toml",
         )
-        if found is None:
+        if event is None:
             raise self._lost()
-        return found
+        return event
 
     def _lost(self) -> RingTuneError:
         ended = PeerLostError("the process that writes texts has ended; start the command again")
@@ -249,5 +249,5 @@ def _is_last(event: Event) -> bool:
 
 def without_oldest(messages: list[dict[str, str]], count: int) -> list[dict[str, str]]:
     """Return a conversation without its ``count`` oldest messages behind the system message."""
-    head = next((at for at, one in enumerate(messages) if one["role"] != "system"), len(messages))
+    head = next((at for at, message in enumerate(messages) if message["role"] != "system"), len(messages))
     return messages[:head] + messages[head + count :]

@@ -319,8 +319,8 @@ def train(
     _require_extras(web, log, local=local, wait=wait)
     if resume and job is None and out is not None:
         job = Path(out) / "job.toml"
-    wanted = job_here(job, keys, Path(out) if resume and out is not None else None)
-    choices = read_choices(microbatches, wire, batch_size=wanted.train.batch_size)
+    to_run = job_here(job, keys, Path(out) if resume and out is not None else None)
+    choices = read_choices(microbatches, wire, batch_size=to_run.train.batch_size)
     with _folder(out) as folder, locked_for_resume(folder) if resume and wait else contextlib.nullcontext():
         given = plan.given if isinstance(plan, PlannedJob) else read_given_plan(Path(plan)) if plan else None
         times = read_profile(Path(profile)) if profile else None
@@ -329,23 +329,23 @@ def train(
         if not resume:
             require_free(folder, KIND)
             require_no_run(folder, files_of_run(folder), replace=replace)
-        require_inputs_elsewhere(folder, wanted)
+        require_inputs_elsewhere(folder, to_run)
         notes = []
         if local:  # reads rows and model as the nodes will, before anything is started or written
-            notes = check_rows(wanted.model.task, wanted.data) if resume else estimate(wanted, local).notes
+            notes = check_rows(to_run.model.task, to_run.data) if resume else estimate(to_run, local).notes
         elif resume:
             with Connection(coordinator, insecure=insecure) as client:
                 notes += filter(None, [update_run_folder(client, folder)])
-        start = find_resume(folder, wanted, notes.append) if resume else None
+        start = find_resume(folder, to_run, notes.append) if resume else None
         request = RunRequest(
-            wanted,
+            to_run,
             num_nodes=local or nodes,
             join_s=join_s,
             resume=start,
             profile=times,
             plan=given,
             choices=choices,
-            initial=initial_file(wanted, folder if resume else None),
+            initial=initial_file(to_run, folder if resume else None),
         )
         face = progress if isinstance(progress, Face) else _python_face(folder, is_shown=progress)
         anew = resume and start is None
@@ -355,7 +355,7 @@ def train(
             if not local:
                 return Client(coordinator, insecure=insecure)
             page = (web, Path(web_token) if web_token else None) if web else None
-            return local_ring(wanted, local, shown, folder=files, goes_on=start.plan if start else None, page=page)
+            return local_ring(to_run, local, shown, folder=files, goes_on=start.plan if start else None, page=page)
 
         process = None
         if wait:
@@ -499,19 +499,19 @@ def measure(
         RingTuneError: the job is invalid, the file can't be written, or nodes can't measure it.
     """
     require_place(local, coordinator, nodes)
-    wanted = job_here(job, keys)
+    to_measure = job_here(job, keys)
     if save is not None:
         require_profile_place(Path(save))
         check_writable(Path(save))
     with (
         progress if isinstance(progress, Progress) else choose_progress(progress) as shown,
-        local_ring(wanted, local, shown) if local else Client(coordinator, insecure=insecure) as client,
+        local_ring(to_measure, local, shown) if local else Client(coordinator, insecure=insecure) as client,
     ):
-        request = MeasureRequest(wanted, local or nodes, join_s, links, is_fresh=fresh, one_by_one=not busy)
-        found = client.measure(request, progress=shown)
+        request = MeasureRequest(to_measure, local or nodes, join_s, links, is_fresh=fresh, one_by_one=not busy)
+        profile = client.measure(request, progress=shown)
         if rehearse and links:
-            found = client.rehearse(wanted, found, progress=shown, num_nodes=local or nodes, join_s=join_s)
-    measured = Measurement(found)
+            profile = client.rehearse(to_measure, profile, progress=shown, num_nodes=local or nodes, join_s=join_s)
+    measured = Measurement(profile)
     if save is not None:
         measured.save(save)
     return measured

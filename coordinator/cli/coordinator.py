@@ -286,7 +286,7 @@ def coordinator(
     keep_files_private()
     if announce and no_announce:
         raise UsageError("--announce and --no-announce exclude each other; give one of them, or none")
-    asked = announce or (False if no_announce else None)
+    announces = announce or (False if no_announce else None)
     keep_bytes = parse_bytes(keep_size, option="--keep-size")
     if web:
         require_web()
@@ -350,9 +350,11 @@ def coordinator(
             if authority != (authority := present):  # at the begin, and when it was rotated
                 announced.close()
                 announced.enter_context(
-                    announcing(server.address, asked=asked, authority_sha256=authority, say=progress.note)
+                    announcing(server.address, asked=announces, authority_sha256=authority, say=progress.note)
                 )
-                asked = None if asked else asked  # a problem of a later announcement is told, and ends nothing
+                announces = (
+                    None if announces else announces
+                )  # a problem of a later announcement is told, and ends nothing
             if ending.wait():
                 break
             server.coordinator.report_lost_members()

@@ -57,13 +57,13 @@ def logs(
     from coordinator.client.follow import show_events, show_file
     from coordinator.server.restart import last_of
 
-    found = find_run(run, coordinator)
-    if found.place is not None and found.folder is not None and found.place.is_local:
-        show_file(found.folder, found.place, follow=follow)
+    named = find_run(run, coordinator)
+    if named.place is not None and named.folder is not None and named.place.is_local:
+        show_file(named.folder, named.place, follow=follow)
         return
-    with found.connect(insecure=insecure) as client:
+    with named.connect(insecure=insecure) as client:
         records = client.records()
-        run_id = last_of(records, found.run_id or only_run(records, lambda _: True, "run").run_id)
+        run_id = last_of(records, named.run_id or only_run(records, lambda _: True, "run").run_id)
         with make_progress(as_json=json, live=False) as progress:
             show_events(client, run_id, follow=follow, progress=progress)
 
@@ -88,14 +88,14 @@ def fetch(
     from coordinator.client.detached_runs import fetch_run, find_run, kept_record
     from ringtune.errors import UsageError
 
-    found = find_run(run, coordinator)
-    if found.is_local:
+    named = find_run(run, coordinator)
+    if named.is_local:
         raise UsageError(f"{run} is the folder of a local run: its files are there already")
-    with found.connect(insecure=insecure) as client:
-        record = kept_record(client, found.run_id)
-        target = out or found.folder or Path(found.run_id or record.run_id)
+    with named.connect(insecure=insecure) as client:
+        record = kept_record(client, named.run_id)
+        target = out or named.folder or Path(named.run_id or record.run_id)
         say = (lambda line: None) if json else typer.echo
-        fetch_run(client, record, target, replace=replace or target == found.folder, say=say)
+        fetch_run(client, record, target, replace=replace or target == named.folder, say=say)
     line = f"run {record.run_id} ({record.state}, {record.steps_done} steps) is in {target}"
     options.show({"event": "fetched", **dataclasses.asdict(record), "out": str(target)}, [line], as_json=json)
 
@@ -114,12 +114,12 @@ def stop(
     from coordinator.client.detached_runs import find_run, stop_run
     from ringtune.errors import ConnectionFailedError, UsageError
 
-    found = find_run(run, coordinator)
+    named = find_run(run, coordinator)
     try:
-        with found.connect(insecure=insecure) as client:
-            ended = stop_run(client, found.run_id, now=now, wait_s=wait_s)
+        with named.connect(insecure=insecure) as client:
+            ended = stop_run(client, named.run_id, now=now, wait_s=wait_s)
     except ConnectionFailedError as error:
-        if not found.is_local:
+        if not named.is_local:
             raise
         raise UsageError(f"the run in {run} is not under way; 'ringtune logs {run}' tells how it ended") from error
     options.show({"event": "stopped", "text": ended}, [ended], as_json=json)

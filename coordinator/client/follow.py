@@ -84,6 +84,11 @@ class Outcome:
             case "done":
                 self.is_done = True
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended, well or not."""
+        return self.is_done or self.error is not None
+
     def require_end(self) -> None:
         """Refuse a run that did not end well.
 
@@ -208,7 +213,7 @@ class FollowerState:
     @property
     def may_continue(self) -> bool:
         """Whether the run may continue without its follower: it is stored, or no event of it has arrived."""
-        return not self._is_over() and (self._outcome.is_kept or not self._num_heard)
+        return not self._outcome.is_over and (self._outcome.is_kept or not self._num_heard)
 
     def go_on(self, wait_s: float, hear: Callable[[Iterable[control_pb2.RunEvent]], object]) -> None:
         """Follow the run to its end, however often the connection breaks.
@@ -221,7 +226,7 @@ class FollowerState:
             ConnectionFailedError: the coordinator was not back in time, or does not resume the run.
             RingTuneError: the run can't be followed any more.
         """
-        while not self._is_over():
+        while not self._outcome.is_over:
             self._await(wait_s)
             try:
                 self._run_id = self._run_id or self._find()
@@ -233,11 +238,8 @@ class FollowerState:
                 if self.is_left:
                     raise
                 continue
-            if not self._is_over():
+            if not self._outcome.is_over:
                 self._turn_to(records)
-
-    def _is_over(self) -> bool:
-        return self._outcome.is_done or self._outcome.error is not None
 
     def _await(self, wait_s: float) -> None:
         address = self._client.address
@@ -300,8 +302,7 @@ def show_events(client: Connection, run_id: str, *, follow: bool, progress: Prog
             if outcome is not None:
                 outcome(event)
                 ShownEvents(progress, outcome)(event)
-        is_over = outcome is not None and (outcome.is_done or outcome.error is not None)
-        records = {} if is_over or not follow else client.records()
+        records = {} if (outcome is not None and outcome.is_over) or not follow else client.records()
         resuming = resumed_by(records, after)
         after = resuming.run_id if resuming is not None else ""
     if outcome is not None and outcome.error is not None:

@@ -70,7 +70,9 @@ def with_local_model(job: Job) -> Job:
     return job if str(folder) == job.model.path else job.with_overrides({"model.path": str(folder)})
 
 
-def model_folder(path: str, *, cache: Path | None = None, own: Path | None = None, fetch: Fetch | None = None) -> Path:
+def model_folder(
+    path: str, *, cache: Path | None = None, target: Path | None = None, fetch: Fetch | None = None
+) -> Path:
     """Find the folder of a model; an existing path is preferred, and a cached model needs no network.
 
     Of a GGUF file it is a folder in the cache of this user, with a link to the file.
@@ -78,7 +80,7 @@ def model_folder(path: str, *, cache: Path | None = None, own: Path | None = Non
     Args:
         path: of a folder, or an id of a hub.
         cache: the Hugging Face cache, which is only read; None = that of this user.
-        own: our own cache, the target of a fetch; None = that of this user.
+        target: our own cache, the target of a fetch; None = that of this user.
         fetch: called where both caches lack the model; None = with huggingface_hub.
 
     Raises:
@@ -89,10 +91,10 @@ def model_folder(path: str, *, cache: Path | None = None, own: Path | None = Non
     if hub_model is None or Path(path).exists():
         return folder_of_gguf(Path(path))
     cache = cache or hub_cache(os.environ)
-    own = own or user_cache_path("ringtune") / "hub"
-    folder = cached_folder(hub_model, cache) or cached_folder(hub_model, own)
-    problem = "" if folder else (fetch or _fetch_in_process)(hub_model, own)
-    folder = folder or cached_folder(hub_model, own)
+    target = target or user_cache_path("ringtune") / "hub"
+    folder = cached_folder(hub_model, cache) or cached_folder(hub_model, target)
+    problem = "" if folder else (fetch or _fetch_in_process)(hub_model, target)
+    folder = folder or cached_folder(hub_model, target)
     if folder is None:
         problem = problem or "the hub has no config.json and .safetensors of it"
         near = near_folder(Path(path))

@@ -455,22 +455,22 @@ def files_of_run(folder: Path) -> tuple[str, ...]:
     """
     with storage_errors(folder):
         present = {entry.name for entry in folder.iterdir()} if folder.exists() else set()
-    own = [name for name in present if name.removesuffix(PART) in _OWN_FILES + _OWN_FOLDERS]
-    return tuple(sorted(own, key=lambda name: (name == _PLAN, name)))
+    names = [name for name in present if name.removesuffix(PART) in _OWN_FILES + _OWN_FOLDERS]
+    return tuple(sorted(names, key=lambda name: (name == _PLAN, name)))
 
 
-def holds_run(own: Collection[str]) -> bool:
+def holds_run(names: Collection[str]) -> bool:
     """Whether files of a run are more than job, profile and log, which precede the plan."""
-    return any(name.removesuffix(PART) in _OF_RUN for name in own)
+    return any(name.removesuffix(PART) in _OF_RUN for name in names)
 
 
-def require_no_run(folder: Path, own: Sequence[str], *, replace: bool) -> None:
+def require_no_run(folder: Path, names: Sequence[str], *, replace: bool) -> None:
     """Refuse a folder with files of a run (``own``), unless they may be replaced.
 
     Raises ``UsageError``: they may not be replaced.
     """
-    if holds_run(own) and not replace:
-        first = [*sorted(own, key=lambda name: (name not in _OF_RUN, name))][:3]
+    if holds_run(names) and not replace:
+        first = [*sorted(names, key=lambda name: (name not in _OF_RUN, name))][:3]
         raise UsageError(
             f"{folder} already holds a run ({', '.join(first)}); choose another --out, or add --replace or --resume"
         )
@@ -492,14 +492,14 @@ def require_inputs_elsewhere(folder: Path, job: Job) -> None:
             raise UsageError(f"{key} = {text!r} is where the run writes its own files; give another --out")
 
 
-def put_run_aside(folder: Path, own: Iterable[str]) -> Path | None:
+def put_run_aside(folder: Path, names: Iterable[str]) -> Path | None:
     """Move files of a run into a new folder beside it; return it, None if there was nothing to move.
 
     A log that is the output of this process stays.
 
     Raises ``StorageError``: it can't be made.
     """
-    return put_aside(folder, [name for name in own if not _is_own_output(folder / name)], KIND)
+    return put_aside(folder, [name for name in names if not _is_own_output(folder / name)], KIND)
 
 
 def _is_own_output(path: Path) -> bool:

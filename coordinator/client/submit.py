@@ -219,7 +219,7 @@ class Client(Connection):
             self.goes_on = True
             raise type(error)(f"{error}. {self._reattach_hint(outcome.run_id)}") from error
         finally:
-            if outcome.is_kept and (outcome.is_done or outcome.error is not None):
+            if outcome.is_kept and outcome.is_over:
                 self.fetched(outcome.run_id)
 
     def _follow_stored(

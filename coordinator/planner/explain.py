@@ -113,11 +113,11 @@ class Explanation:
         return dataclasses.asdict(self)
 
 
-def explain(
-    choice: SearchChoice, planned: Planned, *, relative: bool, optimizer: str = "adamw", dropout: float = 0.0
-) -> Explanation:
-    """Explain the plan that has this choice; with ``relative`` times were assumed."""
-    given, operations = planned.plan, None
+def explain(planned: Planned, *, relative: bool, optimizer: str = "adamw", dropout: float = 0.0) -> Explanation:
+    """Explain a plan that has a choice of the search; with ``relative`` times were assumed."""
+    given, choice, operations = planned.plan, planned.choice, None
+    if choice is None:
+        raise ValueError("no reasons are known of a plan that was made before")
     if planned.profile is not None:
         operations = explain_operations(given, planned.profile, optimizer=optimizer)
     best, settled = choice.runs, choice.settled

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coordinator.planner.draft import agreed_model, check_same_rows, job_draft
-from coordinator.planner.make_plan import refuse_if_full
+from coordinator.planner.make_plan import agreed_model, check_same_rows, job_draft, refuse_if_full
 from coordinator.planner.planned import Planned, with_copies
 from ringtune import __version__
 from ringtune.costs.measurement import check_profile, job_shape
@@ -224,7 +223,7 @@ def accept_plan(given: GivenPlan, job: Job, facts: Mapping[str, NodeFacts]) -> P
             f"the plan has {plan.placement.private_blocks} private blocks, the job says privacy.private_blocks = "
             f"{private}; {ANEW}"
         )
-    return with_copies(job, refuse_if_full(job, plan, facts), facts, lambda one: refuse_if_full(job, one, facts))
+    return with_copies(job, refuse_if_full(job, plan, facts), facts, lambda copied: refuse_if_full(job, copied, facts))
 
 
 def _check_course(plan: Plan, drafted: Course) -> None:

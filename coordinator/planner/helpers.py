@@ -23,7 +23,7 @@ from typing import Final
 from coordinator.planner.draft import Draft
 from coordinator.planner.judge import Ranking, simulated_job_s
 from coordinator.planner.limits import Effort
-from coordinator.planner.planned import Fitting, HelpersReason, Planned, Trial
+from coordinator.planner.planned import Fitting, HelpersReason, Planned, Trial, first_that_fits
 from coordinator.planner.search import Choice, block_s
 from ringtune.costs.profile import Profile
 from ringtune.errors import CapacityError, JobError, StorageError
@@ -48,6 +48,11 @@ _Placing = Callable[[Sequence[Draft]], Planned]
 """Drafts -> the best plan of them; raises an error if none fits."""
 
 
+def _placing(drafts: Sequence[Draft], placed: _Placing) -> Callable[[Mapping[str, str]], Planned]:
+    """Return the function that places drafts with given helpers, host -> helper."""
+    return lambda helper_of: placed([dataclasses.replace(draft, helper_of=helper_of) for draft in drafts])
+
+
 def with_needed_helpers(
     job: Job, drafts: Sequence[Draft], profile: Profile, effort: Effort, placed: _Placing, fitting: Fitting
 ) -> Planned:
@@ -64,18 +69,11 @@ def with_needed_helpers(
             f"{users} needs a helper for every host of blocks that may train, and node {profile.nodes[0].node}, the "
             f"only one of this run, can't help itself; add a node, or set offload.users = {JOINT!r}"
         )
-    planned, full, no_room = None, "", None
-    for helper_of in helper_maps(profile):
-        try:
-            planned = placed([dataclasses.replace(draft, helper_of=helper_of) for draft in drafts])
-            break
-        except CapacityError as error:
-            full = full or str(error)
-        except StorageError as error:
-            no_room = no_room or error
-    if planned is None and no_room is not None and not full:
-        raise no_room
+    planned, refused = first_that_fits(helper_maps(profile), _placing(drafts, placed))
     if planned is None:
+        full = next((error for error in refused if isinstance(error, CapacityError)), None)
+        if full is None:
+            raise refused[0]
         raise CapacityError(
             f"{full}; with {users} every host of blocks that may train needs a helper with room for all users' "
             f"adapters: add a node with more memory, or set offload.users = {JOINT!r}"
@@ -141,11 +139,8 @@ def with_helpers(
 
 def _where_it_fits(drafts: Sequence[Draft], profile: Profile, placed: _Placing, fitting: Fitting) -> Planned | None:
     """Place drafts with the node with the most memory as the helper of all others; None if that does not fit either."""
-    planned = None
-    for helper_of in list(helper_maps(profile))[2:] if len(profile.nodes) > 1 else ():
-        with contextlib.suppress(CapacityError, StorageError):
-            planned = placed([dataclasses.replace(draft, helper_of=helper_of) for draft in drafts])
-            break
+    roomiest = list(helper_maps(profile))[2:] if len(profile.nodes) > 1 else ()
+    planned, _ = first_that_fits(roomiest, _placing(drafts, placed))
     if planned is None:
         return None
     settings = drafts[0].helper_settings

@@ -3,33 +3,26 @@
 The planner chooses ring order, slices, unused nodes and order of turns for the least predicted seconds of the job
 within every node's memory. A plan made earlier is checked against the present facts of its nodes.
 
-Source: RingAda, section III-B.1 (initialisation; the paper leaves the policy open).
+Source: RingAda, sections III-B.1 (initialisation; the paper leaves the policy open) and III-B.3 (the next initiator is
+the one with the best link).
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
-from coordinator.planner.draft import (
-    Draft,
-    agreed_model,
-    as_job_says,
-    check_same_rows,
-    courses_to_try,
-    first_fit,
-    initiator_order,
-    job_draft,
-    with_timed_frozen,
-)
+from coordinator.planner.draft import Draft, nearest_chain, racks_of
 from coordinator.planner.helpers import with_helpers
 from coordinator.planner.limits import Effort, free_microbatches
-from coordinator.planner.memory import MemoryCaps
+from coordinator.planner.memory import MemoryCaps, disk_refusal, helper_refusal, refusal, refuse_full_shared_disks
 from coordinator.planner.operations import settled, with_fitting_operations
 from coordinator.planner.phases import PhasesReason, choose_phases
-from coordinator.planner.planned import Fitting, Planned, with_copies, with_techniques
+from coordinator.planner.planned import Fitting, Planned, first_that_fits, with_copies, with_techniques
 from coordinator.planner.replicas import choose_replicas
 from coordinator.planner.ring_costs import RingCosts
 from coordinator.planner.search import (
@@ -54,6 +47,7 @@ from ringtune.costs.model_facts import model_facts
 from ringtune.costs.profile import LinkFacts, ModelFacts, NodeFacts, Profile
 from ringtune.errors import (
     CapacityError,
+    DataError,
     DeadlineError,
     JobError,
     ModelError,
@@ -61,94 +55,18 @@ from ringtune.errors import (
     PlanError,
     StorageError,
 )
-from ringtune.job.job import Job
-from ringtune.quantities import format_bytes
+from ringtune.job.job import Job, kinds_of
+from ringtune.models.adapter_support import may_trim
+from ringtune.models.families import family_named
+from ringtune.models.family import NAMED_TASKS, TAGGING
+from ringtune.schedule.batches import num_batches
 from ringtune.schedule.course import Course
+from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.run_shape import Owner, users_text
 from ringtune.techniques import TECHNIQUES
-from ringtune.techniques.activation_checkpointing import keeping_all, unprojected_reason
-
-
-def refusal(
-    caps: MemoryCaps,
-    node: str,
-    start: int,
-    stop: int,
-    more: str = "",
-    *,
-    needs: MemoryEstimate | None = None,
-    remedy: str = "",
-) -> CapacityError:
-    """Make the error that ``node`` has no memory to host ``[start, stop)``, with needed and available bytes.
-
-    Without ``needs`` the least is named: with one host above, or none for the top slice. A ``remedy`` precedes the
-    usual ones.
-    """
-    has, is_top = caps.facts[node].memory_bytes, stop == caps.draft.course.head
-    needs = needs or caps.estimate_of(node, start, stop, 0 if is_top else 1)
-    usual = "lower train.batch_size or train.max_length, or add a node" if stop > start else _owner_remedy(caps)
-    return CapacityError(
-        f"node {node} needs {needs} {_hosting(start, stop)} but has {format_bytes(has)}{more}; {remedy}{usual}"
-    )
-
-
-def helper_refusal(plan: Plan, node: NodeFacts, needs: MemoryEstimate) -> CapacityError:
-    """Make the error that a helper has no memory for the adapters that it fits, beside its other parts of the plan."""
-    helps = plan.placement.joined_helpers(node.node)
-    whose = ", ".join(f"{plan.placement.host_of(helper.start)}'s blocks {helper.text}" for helper in helps)
-    return CapacityError(
-        f"node {node.node} needs {needs} to fit the adapters of {whose} but has {format_bytes(node.memory_bytes)}; let "
-        "another node help (offload.mode), lower train.batch_size, or raise train.microbatches"
-    )
-
-
-def _owner_remedy(caps: MemoryCaps) -> str:
-    """Return the remedies for an owner without memory for embedding and head, which no other node can host for it."""
-    lower = "lower train.batch_size or train.max_length, or let a node with more memory own its rows"
-    optimizer = caps.draft.settings.optimizer
-    if caps.draft.course.method.full_parameters:
-        keeps = f"; train.optimizer = 'adafactor' or 'sgd' keeps less than {optimizer!r}"
-        return lower if optimizer in _SMALL_STATE else lower + keeps
-    return lower if caps.draft.course.frozen else f"{lower}; runtime.frozen = 'auto' holds frozen weights smaller"
-
-
-def _hosting(start: int, stop: int) -> str:
-    return f"for blocks [{start}, {stop})" if stop > start else "for embedding and head"
-
-
-_SMALL_STATE = ("adafactor", "sgd")
-_MORE_ROOM = "make room, or start it with --state on another disk"
-
-
-def disk_refusal(node: NodeFacts, start: int, stop: int, needs: DiskNeeds) -> StorageError:
-    """Make the error that the disk of ``node`` has no room to host ``[start, stop)``, with both numbers."""
-    parts = [f"{format_bytes(size)} of {what}" for what, size in needs.parts().items()]
-    free_bytes = node.state_free_bytes or 0
-    return StorageError(
-        f"node {node.node} needs {format_bytes(needs.total_bytes)} in its folder for state {_hosting(start, stop)} "
-        f"({' and '.join(parts)}) but {format_bytes(free_bytes)} are free there; {_disk_remedy(needs, free_bytes)}"
-    )
-
-
-def _disk_remedy(needs: DiskNeeds, free_bytes: int) -> str:
-    return ", or ".join([_MORE_ROOM, *needs.remedies(free_bytes)])
-
-
-def refuse_full_shared_disks(facts: Mapping[str, NodeFacts], needs: Mapping[str, DiskNeeds]) -> None:
-    """Refuse a plan if nodes that share a disk together need more than is free on it; raises ``StorageError``."""
-    disks: dict[str, list[NodeFacts]] = {}
-    for name in needs:
-        if facts[name].state_disk and facts[name].state_free_bytes is not None:
-            disks.setdefault(facts[name].state_disk, []).append(facts[name])
-    for nodes in disks.values():
-        free_bytes = max(node.state_free_bytes or 0 for node in nodes)
-        total = DiskNeeds.together(needs[node.node] for node in nodes)
-        if total.total_bytes > free_bytes:
-            raise StorageError(
-                f"nodes {', '.join(node.node for node in nodes)} share a disk and together need "
-                f"{format_bytes(total.total_bytes)} in their folders for state, but {format_bytes(free_bytes)} are "
-                f"free there; {_disk_remedy(total, free_bytes)}"
-            )
+from ringtune.techniques.activation_checkpointing import SavingPolicy, keeping_all, unprojected_reason
+from ringtune.techniques.offload import named_helpers
 
 
 def no_split_error(caps: MemoryCaps, nodes: Sequence[NodeFacts], remedy: str = "") -> CapacityError | StorageError:
@@ -292,7 +210,10 @@ def make_plan(
         return planned
 
     ways = courses_to_try(job, draft.course, nodes)
-    planned, too_large = first_fit(ways, place)
+    planned, refused = first_that_fits(ways, place, (CapacityError,))
+    if planned is None:
+        raise refused[-1]
+    too_large = tuple((way, str(error).partition(";")[0]) for way, error in zip(ways, refused, strict=False))
     has_types = len({way.frozen for way in ways}) > 1
     choice = planned.choice and dataclasses.replace(planned.choice, too_large=too_large if has_types else None)
     planned = dataclasses.replace(
@@ -506,3 +427,191 @@ def _in_order(draft: Draft, profile: Profile) -> Draft:
     order = initiator_order(list(by_name), hand_over_s)
     course = dataclasses.replace(draft.course, owners=tuple(by_name[name] for name in order))
     return dataclasses.replace(draft, course=course)
+
+
+# ---- the draft of a job -----------------------------------------------------------------------------
+
+
+def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
+    """Make the draft of a job on these nodes; raises ``DataError`` or ``JobError``."""
+    owners = tuple(_owner(job, node) for node in nodes if node.train_rows)
+    if not owners:
+        raise DataError("no node has training rows; give at least one its file with --data")
+    train, private_blocks, family = job.train, job.privacy.private_blocks, family_named(model.model_type)
+    course = Course(
+        method=job.method,
+        num_blocks=model.num_blocks,
+        owners=owners,
+        num_steps=train.num_steps([owner.train_rows for owner in owners]),
+        local_iterations=train.local_iterations,
+        batch_size=train.batch_size,
+        microbatches=train.microbatches,
+        max_length=model.fixed_tokens or train.max_length,
+        hidden_size=model.hidden_size,
+        eval_every=train.eval_every,
+        checkpoint_every=train.checkpoint_every,
+        wire_dtype=job.wire.dtype,
+        labels=agreed_labels(job, nodes),
+        seed=train.seed,
+        turns=train.turns,
+        frozen_blocks=private_blocks,
+        head_tokens=family.head_tokens(job.model.task),
+        trims=bool(family.head_tokens(job.model.task)) and may_trim(family, job.adapter_configs, dropout=train.dropout),
+        packed=bool(train.packing),
+        entering=model.entering,
+        returning=model.returning,
+    )
+    course = courses_to_try(job, course, nodes)[0]
+    kinds_of(job, course.users)  # refuses an adapter of a user who is none of the run
+    for technique in TECHNIQUES:
+        technique.check_course(job, course, model)
+    has_copies = job.needs_copies and not stay_reason(course, from_disks=True)
+    course, saving = SavingPolicy.of(job, course, model)
+    return Draft(
+        course=course,
+        saving=saving,
+        private_blocks=private_blocks,
+        state_on_disk=job.keeps_state_on_disk,
+        copies=has_copies,
+        num_copies=job.recovery.num_copies if has_copies else 0,
+        racks=racks_of(nodes) if has_copies and job.recovery.num_copies else (),
+        helper_of=named_helpers(job.offload, [node.node for node in nodes]),
+        helper_settings=job.offload.helper_settings,
+    ).of_job(job)
+
+
+MAX_EVAL_BATCHES: Final = 1 << 18
+"""Most evaluation batches of a node: the coordinator has all of an evaluation in memory, half a kilobyte each."""
+
+
+def _owner(job: Job, node: NodeFacts) -> Owner:
+    if job.data.user and not node.users:
+        raise DataError(
+            f"the job says data.user = {job.data.user!r}, and the facts have no users of node {node.node}; "
+            "measure anew with this job"
+        )
+    batches = num_batches(node.eval_rows, job.train.batch_size)
+    if batches > MAX_EVAL_BATCHES:
+        raise DataError(
+            f"node {node.node} has {node.eval_rows:,} evaluation rows, {batches:,} batches, where at most "
+            f"{MAX_EVAL_BATCHES:,} are evaluated at once; give it fewer rows, or raise train.batch_size"
+        )
+    users = node.users if job.data.user else ()
+    return Owner(node=node.node, train_rows=node.train_rows, eval_rows=node.eval_rows, users=users)
+
+
+def agreed_labels(job: Job, nodes: Sequence[NodeFacts]) -> tuple[str, ...]:
+    """Return the sorted class names of a run: ``data.labels`` of the job, or the union of the owners' names.
+
+    Empty for a task without classes. Raises ``DataError``.
+    """
+    if job.model.task not in NAMED_TASKS:
+        return ()
+    labels = tuple(sorted(job.data.labels or {label for node in nodes for label in node.labels}))
+    name, key = ("tag", "data.tags") if job.model.task == TAGGING else ("class", "data.label")
+    if len(labels) < 2:
+        names = "tags" if name == "tag" else "classes"
+        raise DataError(f"the owners' data has the {names} {list(labels)}, a classifier needs two; check {key}")
+    for node in nodes:
+        for kind, own_labels in (("training", node.labels), ("evaluation", node.eval_labels)):
+            outside = sorted(set(own_labels) - set(labels))
+            if outside:
+                names = "rows of class" if name == "class" else "words of tag"
+                raise DataError(
+                    f"node {node.node} has {kind} {names} {outside[0]!r}, those of this run are {', '.join(labels)}; "
+                    "add it to data.labels or remove the rows"
+                )
+    return labels
+
+
+def odd_models(nodes: Iterable[NodeFacts]) -> dict[str, str]:
+    """Return the nodes that have another model than more than half of all, each with what differs.
+
+    Empty if all have the same model, or no model is that of more than half.
+    """
+    digests = {node.node: node.model.digest for node in nodes}
+    ((most, count), *_) = Counter(digests.values()).most_common(1)
+    agree = ", ".join(sorted(node for node, digest in digests.items() if digest == most))
+    return {
+        node: f"it has another model ({digest[:12]}…) than node {agree} ({most[:12]}…); copy the same folder to it"
+        for node, digest in digests.items()
+        if digest != most and 2 * count > len(digests)
+    }
+
+
+def agreed_model(nodes: Sequence[NodeFacts]) -> ModelFacts:
+    """Return the model that all nodes have; raises ``ModelError``."""
+    first = nodes[0]
+    for node, problem in odd_models(nodes).items():
+        raise ModelError(f"node {node}: {problem}")
+    for other in nodes:
+        if other.model.digest != first.model.digest:
+            raise ModelError(
+                f"nodes {first.node} and {other.node} have different models ({first.model.digest[:12]}… and "
+                f"{other.model.digest[:12]}…); copy the same folder to all"
+            )
+    return first.model
+
+
+def check_same_rows(facts: NodeFacts, owner: Owner | None, before: str, advice: str) -> None:
+    """Refuse a node with other rows, or rows of other users, than its plan says; raises ``DataError``.
+
+    ``owner`` is of the plan, None for a node without rows; ``before`` precedes the plan's rows in the message,
+    ``advice`` is its remedy.
+    """
+    says = (owner.train_rows, owner.eval_rows) if owner else (0, 0)
+    has = (facts.train_rows, facts.eval_rows)
+    if has != says and (owner or has[0]):
+        raise DataError(
+            f"node {facts.node} has {has[0]} training and {has[1]} evaluation rows, {before} {says[0]} and {says[1]}; "
+            f"{advice}"
+        )
+    if owner and owner.users and facts.users != owner.users:
+        raise DataError(
+            f"node {facts.node} has rows of {users_text(facts.users, but=owner.users)}, {before} "
+            f"{users_text(owner.users, but=facts.users)}; {advice}"
+        )
+
+
+def courses_to_try(job: Job, course: Course, nodes: Sequence[NodeFacts]) -> tuple[Course, ...]:
+    """Return variants of a course, for example by dtype of frozen weights: the preferred one first.
+
+    Each next one needs less memory.
+    """
+    courses: tuple[Course, ...] = (course,)
+    for technique in TECHNIQUES:
+        courses = tuple(way for before in courses for way in technique.courses(job, before, nodes))
+    return courses
+
+
+def with_timed_frozen(job: Job, draft: Draft, nodes: Sequence[NodeFacts]) -> Draft:
+    """Copy a draft with the course variant under which the nodes were timed, if its job allows that variant."""
+    timed = next((node for node in nodes if node.shape.is_measured), None)
+    if timed is None:
+        return draft
+    ways = courses_to_try(job, draft.course, nodes)
+    same = (way for way in ways if not any(technique.timing_mismatch(way, timed) for technique in TECHNIQUES))
+    return dataclasses.replace(draft, course=next(same, draft.course))
+
+
+def as_job_says(job: Job, draft: Draft, model: ModelFacts, nodes: Sequence[NodeFacts]) -> Draft:
+    """Copy a draft with method, frozen weights, activations and place of the optimizer state of another job."""
+    ways = courses_to_try(job, draft.course, nodes)
+    course = draft.course if draft.course in ways else ways[0]
+    course, saving = SavingPolicy.of(job, dataclasses.replace(course, method=job.method), model)
+    return dataclasses.replace(draft, course=course, saving=saving, state_on_disk=job.keeps_state_on_disk).of_job(job)
+
+
+def initiator_order(owners: Sequence[str], hand_over_s: Callable[[str, str], float] | None) -> tuple[str, ...]:
+    """Sort owners in the order of their turns; by name if there are fewer than three or links take no time.
+
+    From each owner as the start, the next one is always the one to which the head travels fastest. Of these tours the
+    one with the shortest sum of hand-overs, the last one back to the start included, is taken.
+
+    ``hand_over_s``: (from, to) -> seconds that the head takes; None if links take no time.
+    """
+    names = sorted(owners)
+    if hand_over_s is None or len(names) < 3:
+        return tuple(names)
+    tours = [tuple(nearest_chain(start, names, hand_over_s)) for start in names]
+    return min(tours, key=lambda tour: (sum(map(hand_over_s, (tour[-1], *tour), tour)), tour))

@@ -1,4 +1,4 @@
-"""Memory of a slice on a node: its bytes of memory and disk, and how it saves activations to fit."""
+"""Memory of a slice on a node: its bytes of memory and disk, how it saves activations to fit, and refusals."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.memory_terms import MemoryEstimate, Share
 from ringtune.costs.model_facts import dropout_token_bytes
 from ringtune.costs.profile import NodeFacts
+from ringtune.errors import CapacityError, StorageError
+from ringtune.quantities import format_bytes
 from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.units import Range
@@ -207,3 +209,87 @@ class MemoryCaps:
         dropped = dropout_token_bytes(model, tokens=length, dtype=self.draft.settings.dtype) if dropout else 0
         tokens = rows * length
         return round(sizes.kept_bytes(tokens)), round(sizes.projected_bytes(tokens)), round(tokens * dropped)
+
+
+def refusal(
+    caps: MemoryCaps,
+    node: str,
+    start: int,
+    stop: int,
+    more: str = "",
+    *,
+    needs: MemoryEstimate | None = None,
+    remedy: str = "",
+) -> CapacityError:
+    """Make the error that ``node`` has no memory to host ``[start, stop)``, with needed and available bytes.
+
+    Without ``needs`` the least is named: with one host above, or none for the top slice. A ``remedy`` precedes the
+    usual ones.
+    """
+    has, is_top = caps.facts[node].memory_bytes, stop == caps.draft.course.head
+    needs = needs or caps.estimate_of(node, start, stop, 0 if is_top else 1)
+    usual = "lower train.batch_size or train.max_length, or add a node" if stop > start else _owner_remedy(caps)
+    return CapacityError(
+        f"node {node} needs {needs} {_hosting(start, stop)} but has {format_bytes(has)}{more}; {remedy}{usual}"
+    )
+
+
+def helper_refusal(plan: Plan, node: NodeFacts, needs: MemoryEstimate) -> CapacityError:
+    """Make the error that a helper has no memory for the adapters that it fits, beside its other parts of the plan."""
+    helps = plan.placement.joined_helpers(node.node)
+    whose = ", ".join(f"{plan.placement.host_of(helper.start)}'s blocks {helper.text}" for helper in helps)
+    return CapacityError(
+        f"node {node.node} needs {needs} to fit the adapters of {whose} but has {format_bytes(node.memory_bytes)}; let "
+        "another node help (offload.mode), lower train.batch_size, or raise train.microbatches"
+    )
+
+
+_SMALL_STATE = ("adafactor", "sgd")
+
+
+def _owner_remedy(caps: MemoryCaps) -> str:
+    """Return the remedies for an owner without memory for embedding and head, which no other node can host for it."""
+    lower = "lower train.batch_size or train.max_length, or let a node with more memory own its rows"
+    optimizer = caps.draft.settings.optimizer
+    if caps.draft.course.method.full_parameters:
+        keeps = f"; train.optimizer = 'adafactor' or 'sgd' keeps less than {optimizer!r}"
+        return lower if optimizer in _SMALL_STATE else lower + keeps
+    return lower if caps.draft.course.frozen else f"{lower}; runtime.frozen = 'auto' holds frozen weights smaller"
+
+
+def _hosting(start: int, stop: int) -> str:
+    return f"for blocks [{start}, {stop})" if stop > start else "for embedding and head"
+
+
+_MORE_ROOM = "make room, or start it with --state on another disk"
+
+
+def disk_refusal(node: NodeFacts, start: int, stop: int, needs: DiskNeeds) -> StorageError:
+    """Make the error that the disk of ``node`` has no room to host ``[start, stop)``, with both numbers."""
+    parts = [f"{format_bytes(size)} of {what}" for what, size in needs.parts().items()]
+    free_bytes = node.state_free_bytes or 0
+    return StorageError(
+        f"node {node.node} needs {format_bytes(needs.total_bytes)} in its folder for state {_hosting(start, stop)} "
+        f"({' and '.join(parts)}) but {format_bytes(free_bytes)} are free there; {_disk_remedy(needs, free_bytes)}"
+    )
+
+
+def _disk_remedy(needs: DiskNeeds, free_bytes: int) -> str:
+    return ", or ".join([_MORE_ROOM, *needs.remedies(free_bytes)])
+
+
+def refuse_full_shared_disks(facts: Mapping[str, NodeFacts], needs: Mapping[str, DiskNeeds]) -> None:
+    """Refuse a plan if nodes that share a disk together need more than is free on it; raises ``StorageError``."""
+    disks: dict[str, list[NodeFacts]] = {}
+    for name in needs:
+        if facts[name].state_disk and facts[name].state_free_bytes is not None:
+            disks.setdefault(facts[name].state_disk, []).append(facts[name])
+    for nodes in disks.values():
+        free_bytes = max(node.state_free_bytes or 0 for node in nodes)
+        total = DiskNeeds.together(needs[node.node] for node in nodes)
+        if total.total_bytes > free_bytes:
+            raise StorageError(
+                f"nodes {', '.join(node.node for node in nodes)} share a disk and together need "
+                f"{format_bytes(total.total_bytes)} in their folders for state, but {format_bytes(free_bytes)} are "
+                f"free there; {_disk_remedy(total, free_bytes)}"
+            )

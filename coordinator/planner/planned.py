@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from coordinator.planner.draft import racks_of
 from coordinator.planner.judge import plan_job_s, score_pass_s, score_passes
@@ -141,6 +141,28 @@ class Planned:
 
 Fitting = Callable[[Plan], Planned]
 """Plan -> the plan with its memory; raises an error if nodes, disks or links have no room for it."""
+
+Option = TypeVar("Option")
+Refusal = CapacityError | StorageError
+
+
+def first_that_fits(
+    options: Iterable[Option],
+    place: Callable[[Option], Planned],
+    errors: tuple[type[Refusal], ...] = (CapacityError, StorageError),
+) -> tuple[Planned | None, list[Refusal]]:
+    """Place the first option that fits; return the plan, None if none fits, and why each option before it does not.
+
+    ``errors``: that say that an option does not fit; others are raised.
+    """
+    refused: list[Refusal] = []
+    for option in options:
+        try:
+            return place(option), refused
+        except errors as error:
+            refused.append(error)
+    return None, refused
+
 
 ASSUMED_FLOP_PER_S: Final = 20e9
 """Assumed rate of a node that was never measured."""

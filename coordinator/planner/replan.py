@@ -87,7 +87,9 @@ def _are_whole(course: Course, helpers: Sequence[Helper]) -> bool:
 def _helped_again(drafts: Sequence[Draft], living: Profile) -> Iterator[Draft]:
     """Yield drafts with the helpers that are left, then with others in place of lost ones."""
     names = living.by_name
-    lefts = [{host: one for host, one in draft.helper_of.items() if {host, one} <= names.keys()} for draft in drafts]
+    lefts = [
+        {host: helper for host, helper in draft.helper_of.items() if {host, helper} <= names.keys()} for draft in drafts
+    ]
     for draft, left in zip(drafts, lefts, strict=True):
         if not draft.helper_settings.needs_helpers:
             yield dataclasses.replace(draft, helper_of=left)
@@ -159,36 +161,40 @@ def replanned(
     if not costs.depths:
         return None
 
-    def seconds(one: Plan) -> float:
-        return simulated_steps_s(one, profile, costs)
+    def seconds(plan: Plan) -> float:
+        return simulated_steps_s(plan, profile, costs)
 
     drafts += () if now is part else drafts_of(part, job, has_files=True)
     shares = job.may_have_replicas and not no_replicas(part.course)
-    found = [one.placement for each in drafts for one in _others(each, job, profile, effort, costs, shares=shares)]
+    placements = [
+        other.placement for each in drafts for other in _others(each, job, profile, effort, costs, shares=shares)
+    ]
     present, here = drafts[0].helper_of, profile.by_name.keys()
     first = helpers_by_host(began_as or part)
-    again = {host: one for host, one in first.items() if {host, one} <= here and present.get(host) != one}
-    pairs = [(one, present) for one in found if one.slices != placement.slices]
-    pairs += [(one, {**present, **again}) for one in (placement, *found)] if again else []
+    again = {host: helper for host, helper in first.items() if {host, helper} <= here and present.get(host) != helper}
+    pairs = [(other, present) for other in placements if other.slices != placement.slices]
+    pairs += [(other, {**present, **again}) for other in (placement, *placements)] if again else []
     others = {
-        (one.slices, helping): dataclasses.replace(
-            placement, slices=one.slices, credits=one.credits, helpers=helping, racks=_racks(placement, profile)
+        (other.slices, helping): dataclasses.replace(
+            placement, slices=other.slices, credits=other.credits, helpers=helping, racks=_racks(placement, profile)
         )
-        for one, helper_of in pairs
-        for helping in [_helpers(part.course, one, helper_of)]
-        if (one.slices, helping) != (placement.slices, placement.helpers)
+        for other, helper_of in pairs
+        for helping in [_helpers(part.course, other, helper_of)]
+        if (other.slices, helping) != (placement.slices, placement.helpers)
     }
-    fitting = [one for one in others.values() if _fits(part, one, job, profile)]
-    wanted = again.items() & job.offload.helpers.items()
-    named = [one for one in fitting if wanted & {(one.host_of(each.start), each.node) for each in one.helpers}]
+    fitting = [other for other in others.values() if _fits(part, other, job, profile)]
+    named_again = again.items() & job.offload.helpers.items()
+    named = [
+        other for other in fitting if named_again & {(other.host_of(each.start), each.node) for each in other.helpers}
+    ]
     if not fitting:
         return None
-    ranking = Ranking[Placement](lambda one: seconds(Plan.of(now.course, one))).judge_all(named or fitting)
+    ranking = Ranking[Placement](lambda other: seconds(Plan.of(now.course, other))).judge_all(named or fitting)
     moves_s, best = ranking.ranked[0]
     cost_s = move_s + _fetching_s(now, best, job, profile, step)
     text = layout_text(Plan.of(now.course, best))
     if best.helpers != placement.helpers:
-        helps = ", ".join(f"{one.node} helps {best.host_of(one.start)}" for one in best.joined_helpers())
+        helps = ", ".join(f"{helper.node} helps {best.host_of(helper.start)}" for helper in best.joined_helpers())
         text = f"{text}, where {helps or 'nobody helps'}"
     return PlacementProposal(best, text, seconds(now), moves_s, cost_s, bool(named))
 

@@ -325,8 +325,8 @@ def ring_costs(draft: Draft, profile: Profile) -> RingCosts:
     costs = CourseCosts(course, profile, optimizer=draft.settings.optimizer)
     num_micro, weights = len(course.microbatch_sizes()), shares(course.owners, course.turns)
     rows = [course.batch_rows(owner) / num_micro for owner in course.owners]
-    sizes = [costs.size(one.node, 1, StepKind.TRAIN) * each for one, each in zip(course.owners, rows, strict=True)]
-    size = sum(weight * own for weight, own in zip(weights, sizes, strict=True))
+    sizes = [costs.size(owner.node, 1, StepKind.TRAIN) * each for owner, each in zip(course.owners, rows, strict=True)]
+    size = sum(weight * owner_size for weight, owner_size in zip(weights, sizes, strict=True))
 
     loads = loads_of(course, draft.private_blocks)
 
@@ -352,7 +352,7 @@ def ring_costs(draft: Draft, profile: Profile) -> RingCosts:
     gain = mean_gain(gains, draft.private_blocks, course.num_blocks)
     projected = _projected(graph, back, trained_above * gain)
     projected_lowest = _projected(graph_lowest, back_lowest, gain)
-    hidden, grad = (_pairs(costs, names, one, middle, size) for one in (Payload.HIDDEN, Payload.GRAD))
+    hidden, grad = (_pairs(costs, names, payload, middle, size) for payload in (Payload.HIDDEN, Payload.GRAD))
     up, down = _ends(costs, profile, names, size)
     taken = _taken(costs, names, size)
     return RingCosts(

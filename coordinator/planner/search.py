@@ -178,16 +178,13 @@ class Task(NamedTuple):
     effort: Effort
     clock: PlanningClock
 
-
-class _Places(NamedTuple):
-    draft: Draft
-    costs: RingCosts
-    caps: MemoryCaps
-    effort: Effort
-    clock: PlanningClock
+    def within(self, share: float) -> Task:
+        """Return the task with a share of the time left."""
+        return self._replace(clock=self.clock.part(share))
 
     def search(
         self,
+        caps: MemoryCaps,
         costs: RingCosts,
         evaluations: int,
         *,
@@ -196,19 +193,18 @@ class _Places(NamedTuple):
         construct: bool = True,
     ) -> LocalResult:
         """Search locally within a share of the time left; note it if the clock ended the search."""
-        names, clock = self.costs.names, self.clock
         local = search_local(
             costs,
-            lambda node, *where: self.caps.lacking(names[node], *where),
-            Budget(evaluations=evaluations, seconds=share * clock.left_s(), now_s=clock.now_s),
+            lambda node, *where: caps.lacking(costs.names[node], *where),
+            Budget(evaluations=evaluations, seconds=share * self.clock.left_s(), now_s=self.clock.now_s),
             seed=self.effort.seed,
             known=known,
-            max_hosts=self.draft.course.method.max_hosts,
+            max_hosts=caps.draft.course.method.max_hosts,
             construct=construct,
         )
         self.effort.counts["layouts"] += local.evaluations
         if local.was_cut:
-            clock.note_cut()
+            self.clock.note_cut()
         return local
 
 
@@ -217,21 +213,23 @@ class SearchResult:
     """The rings found for a draft.
 
     Attributes:
-        draft: with the credits that fit.
+        caps: of the draft with the credits that fit.
         pool: (predicted seconds of the job, ring), best first.
         proven: whether every ring was evaluated, so that none is better by the formula.
     """
 
-    draft: Draft
     costs: RingCosts
     caps: MemoryCaps
     pool: tuple[tuple[float, Ring], ...]
     proven: bool = False
 
+    @property
+    def draft(self) -> Draft:
+        """The draft, with the credits that fit."""
+        return self.caps.draft
 
-def searched(
-    draft: Draft, task: Task, clock: PlanningClock, *, is_thorough: bool, known: tuple[Ring, ...] = ()
-) -> SearchResult | None:
+
+def searched(draft: Draft, task: Task, *, is_thorough: bool, known: tuple[Ring, ...] = ()) -> SearchResult | None:
     """Search rings with the draft's credits; if none fits, with fewer (``FEWER_CREDITS``), which need less memory.
 
     The search begins with the ``known`` rings too; with few nodes it is short unless ``is_thorough``. Fewer credits
@@ -243,12 +241,10 @@ def searched(
     best: SearchResult | None = None
     costs = ring_costs(draft, task.profile)
     for credits_each in (draft.credits, *(fewer for fewer in FEWER_CREDITS if fewer < draft.credits)):
-        narrowed = dataclasses.replace(draft, credits=credits_each)
-        caps = MemoryCaps(narrowed, task.profile.by_name)
+        caps = MemoryCaps(dataclasses.replace(draft, credits=credits_each), task.profile.by_name)
         if not all(caps.fits_empty(owner.node) for owner in draft.course.owners):
             continue
-        places = _Places(narrowed, with_saving(costs, caps), caps, task.effort, clock)
-        result = _search(places, is_thorough=is_thorough, known=known)
+        result = _search(caps, with_saving(costs, caps), task, is_thorough=is_thorough, known=known)
         if result.pool and (best is None or result.pool[0][0] < best.pool[0][0] * (1 - _BETTER)):
             best = result
         if best is not None and not _saves(best):
@@ -270,23 +266,24 @@ def with_saving(costs: RingCosts, caps: MemoryCaps) -> RingCosts:
     return dataclasses.replace(costs, saving=lambda node, *where: caps.saving_of(costs.names[node], *where))
 
 
-def _search(places: _Places, *, is_thorough: bool, known: tuple[Ring, ...]) -> SearchResult:
+def _search(
+    caps: MemoryCaps, costs: RingCosts, task: Task, *, is_thorough: bool, known: tuple[Ring, ...]
+) -> SearchResult:
     """Search few nodes and blocks with all owners; many with the mean owner, then with all."""
-    draft, costs, caps, effort, _ = places
-    num_blocks, few = costs.stop - costs.first, max(1, effort.evaluations // 10)
+    most, num_blocks = task.effort.evaluations, costs.stop - costs.first
+    few = max(1, most // 10)
     if costs.num_nodes <= _FEW_NODES and num_blocks <= _FEW_BLOCKS:
-        most = max(1, effort.evaluations // 2) if is_thorough else few
-        evaluations = min(most, _EVALUATIONS_EACH * costs.num_nodes * num_blocks)
-        rings = places.search(costs, evaluations, known=known)
-        return SearchResult(draft=draft, costs=costs, caps=caps, pool=rings.pool, proven=rings.is_complete)
+        evaluations = min(max(1, most // 2) if is_thorough else few, _EVALUATIONS_EACH * costs.num_nodes * num_blocks)
+        rings = task.search(caps, costs, evaluations, known=known)
+        return SearchResult(costs=costs, caps=caps, pool=rings.pool, proven=rings.is_complete)
     coarse = with_mean_owner(with_fewer_depths(costs, _COARSE_DEPTHS))
-    local = places.search(coarse, effort.evaluations, share=0.75, known=known)
+    local = task.search(caps, coarse, most, share=0.75, known=known)
     whole = sorted(((job_s(costs, ring), ring) for _, ring in local.pool[:20]), key=_by_time)
     first = tuple(ring for _, ring in whole[:2])
     finer = with_fewer_depths(costs, 2 * _COARSE_DEPTHS)
-    polished = places.search(finer, few, known=first, construct=not first)
+    polished = task.search(caps, finer, few, known=first, construct=not first)
     more = ((job_s(costs, ring), ring) for _, ring in polished.pool[:20])
-    return SearchResult(draft=draft, costs=costs, caps=caps, pool=tuple(sorted({*whole, *more}, key=_by_time)))
+    return SearchResult(costs=costs, caps=caps, pool=tuple(sorted({*whole, *more}, key=_by_time)))
 
 
 def _by_time(pair: tuple[float, Ring]) -> tuple[float, tuple[int, ...], tuple[int, ...]]:
@@ -310,6 +307,11 @@ class Candidate:
     draft: Draft
     job_s: float
     simulated_s: float | None = None
+
+    @property
+    def key(self) -> tuple[Ring, Draft]:
+        """What the seconds are of."""
+        return self.ring, self.draft
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -378,7 +380,7 @@ def choose_plan(drafts: Sequence[Draft], profile: Profile, *, effort: Effort, al
 def _chosen(drafts: Sequence[Draft], task: Task, *, alike: bool) -> Choice | None:
     """Search each draft briefly, then the best one thoroughly from its ring on, unless every ring was evaluated."""
     is_single, share = len(drafts) == 1, _SHARE_OF_SEARCHES / len(drafts)
-    tried = [searched(draft, task, task.clock.part(share), is_thorough=is_single) for draft in drafts]
+    tried = [searched(draft, task.within(share), is_thorough=is_single) for draft in drafts]
     results = [each for each in tried if each is not None]
     if not results:
         return None
@@ -386,8 +388,7 @@ def _chosen(drafts: Sequence[Draft], task: Task, *, alike: bool) -> Choice | Non
     best = choice.best
     if is_single or choice.even or choice.proven:
         return choice
-    part = task.clock.part(_SHARE_OF_SEARCHES)
-    closer = searched(best.draft, task, part, is_thorough=True, known=(best.ring,))
+    closer = searched(best.draft, task.within(_SHARE_OF_SEARCHES), is_thorough=True, known=(best.ring,))
     if closer is None or closer.pool[0][0] >= best.job_s * (1 - 1e-9):
         return choice
     return _best_of([each for each in results if each.draft is not best.draft] + [closer], task, alike=alike)
@@ -397,12 +398,12 @@ def _best_of(results: Sequence[SearchResult], task: Task, *, alike: bool) -> Cho
     """Choose the best ring of all searches, or the even ring of its draft if that is hardly slower."""
     candidates = _candidates(results)
     evens = [even for each in results if (even := _even(each)) is not None] if alike else []
-    pairs = [(even.ring, even.draft) for even in evens]
-    candidates = sorted([*evens, *(one for one in candidates if (one.ring, one.draft) not in pairs)], key=_by_formula)
+    keys = [even.key for even in evens]
+    candidates = sorted([*evens, *(each for each in candidates if each.key not in keys)], key=_by_formula)
     if task.effort.judged_actions:
         candidates = _judged(candidates, results, task)
     best = candidates[0]
-    even = next((one for one in candidates if one.draft is best.draft and (one.ring, one.draft) in pairs), None)
+    even = next((each for each in candidates if each.draft is best.draft and each.key in keys), None)
     chosen = best
     if even is not None:
         even_s, best_s = both_seconds(even, best)
@@ -410,7 +411,7 @@ def _best_of(results: Sequence[SearchResult], task: Task, *, alike: bool) -> Cho
     result = next(each for each in results if each.draft is chosen.draft)
     return Choice(
         best=chosen,
-        others=tuple(one for one in candidates if one is not chosen),
+        others=tuple(each for each in candidates if each is not chosen),
         costs=result.costs,
         caps=result.caps,
         proven=result.proven and chosen.job_s <= result.pool[0][0] * (1 + 1e-9),
@@ -512,24 +513,25 @@ def _judged(candidates: list[Candidate], results: Sequence[SearchResult], task: 
     share = task.effort.judged_actions // max(1, len(near))
 
     def simulated(some: Sequence[Candidate], *, is_rough: bool) -> list[Candidate]:
-        def seconds(one: Candidate) -> float | None:
-            costs = next(each.costs for each in results if each.draft is one.draft)
+        def seconds(candidate: Candidate) -> float | None:
+            costs = next(each.costs for each in results if each.draft is candidate.draft)
             return simulated_job_s(
-                plan_of(one.draft, costs, one.ring),
+                plan_of(candidate.draft, costs, candidate.ring),
                 task.profile,
                 costs,
-                one.ring,
+                candidate.ring,
                 max_actions=share,
                 is_rough=is_rough,
                 is_over=task.clock.is_over,
             )
 
         ranking = Ranking(seconds).judge_all(some)
-        return [] if ranking.is_cut else [dataclasses.replace(one, simulated_s=s) for s, one in ranking.ranked]
+        judged = [dataclasses.replace(candidate, simulated_s=s) for s, candidate in ranking.ranked]
+        return [] if ranking.is_cut else judged
 
-    finalists = [(one.ring, one.draft) for one in simulated(near, is_rough=True)[:_FINALISTS]]
-    judged = simulated([one for one in near if (one.ring, one.draft) in finalists], is_rough=False)
-    return judged + [one for one in candidates if (one.ring, one.draft) not in finalists] if judged else candidates
+    finalists = [each.key for each in simulated(near, is_rough=True)[:_FINALISTS]]
+    judged = simulated([each for each in near if each.key in finalists], is_rough=False)
+    return judged + [each for each in candidates if each.key not in finalists] if judged else candidates
 
 
 def judged_again(

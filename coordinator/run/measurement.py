@@ -17,8 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from coordinator.planner.draft import agreed_model
-from coordinator.planner.make_plan import make_plan
+from coordinator.planner.make_plan import agreed_model, make_plan
 from coordinator.run.driver import Driver, raise_if_over
 from coordinator.run.members import LinkCache, Member, Members, machine_of, num_neighbours
 from coordinator.run.node_client import AgentCalls, inspect_request, read_facts

@@ -25,10 +25,9 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from coordinator.planner.draft import odd_models
 from coordinator.planner.given_plan import accept_plan, check_given, with_given_times
 from coordinator.planner.limits import Effort
-from coordinator.planner.make_plan import make_plan
+from coordinator.planner.make_plan import make_plan, odd_models
 from coordinator.planner.planned import JobTime, Planned, measured_time
 from coordinator.run.checkpoint import CheckpointManager
 from coordinator.run.events import Entry, EventSink, work_beside

@@ -62,16 +62,22 @@ def join_lines(reachable: str, *, trust: Path | None = None) -> list[str]:
         hint(*words, coordinator=reachable) for words in (("nodes",), ("train", "job.toml", "--out", "run"))
     )
     ask = [f"who is there, and a run:  {nodes}", f"                          {train}"]
-    own = "a node that owns rows has --data FILE too; without it a node only computes"
+    owner = "a node that owns rows has --data FILE too; without it a node only computes"
     if is_encrypted():
         where = ["--trust", str(trust)] if trust else []
         made = hint("coordinator", "token", "NAME", "--save", "FILE", *where)
         with_file = hint("node", "--token-file", "FILE", coordinator=reachable)
-        found = [f"certificates of commands: export {VARIABLE}={shlex.quote(str(trust / ADMIN))}"] if trust else []
-        return [f"FILE for the node NAME:   {made}", f"the node, with its FILE:  {with_file}", own, *found, *ask]
+        trusted = [f"certificates of commands: export {VARIABLE}={shlex.quote(str(trust / ADMIN))}"] if trust else []
+        return [
+            f"FILE for the node NAME:   {made}",
+            f"the node, with its FILE:  {with_file}",
+            owner,
+            *trusted,
+            *ask,
+        ]
     here = f"a node of this machine:   {hint('node', '--name', 'node-1', coordinator=reachable)}"
     there = f"a node of another one:    {hint('node', coordinator=reachable)}"
-    return [*([here] if is_loopback(reachable) else [there, here]), own, *ask]
+    return [*([here] if is_loopback(reachable) else [there, here]), owner, *ask]
 
 
 def plan_lines(plan: Plan, memory_bytes: Mapping[str, int]) -> list[str]:

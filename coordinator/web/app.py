@@ -257,12 +257,12 @@ class _Pages:
 
     def _gone(self, request: Request) -> Response | None:
         """Refuse a request for another run than the newest one."""
-        asked, has = request.query_params.get("run", ""), self._streams.page_data.state.run_id
-        if not asked or asked == has:
+        run, has = request.query_params.get("run", ""), self._streams.page_data.state.run_id
+        if not run or run == has:
             return None
         now = f"the page shows {has} now" if has else "there is no run yet"
         remedy = "if its files were written, 'ringtune page DIR' shows them"
-        return _problem(404, f"run {shown(asked)} is gone: {now}; {remedy}")
+        return _problem(404, f"run {shown(run)} is gone: {now}; {remedy}")
 
 
 class _Stream(Response):

@@ -146,8 +146,8 @@ def asked_of(body: Any, name: str, *, is_chat: bool, has_template: bool) -> Read
     return ReadRequest(request, _flag(given, "stream"), _flag(options, "include_usage"))
 
 
-def _no_model(wanted: str, name: str, *, param: str | None = None) -> ProblemError:
-    words = f"the model {wanted} is not here; this server has {name!r}"
+def _no_model(model: str, name: str, *, param: str | None = None) -> ProblemError:
+    words = f"the model {model} is not here; this server has {name!r}"
     return ProblemError(words, 404, param=param, code="model_not_found")
 
 
@@ -241,8 +241,8 @@ class Completions:
         except HTTPException as error:
             raise ProblemError(error.detail, error.status_code) from error
         template = bool(self._process.ready.has_template)
-        asked = asked_of(body, self._name, is_chat=form.is_chat, has_template=template)
-        answer = await self._begin(asked)
+        question = asked_of(body, self._name, is_chat=form.is_chat, has_template=template)
+        answer = await self._begin(question)
         try:
             if await request.is_disconnected():
                 raise ProblemError("nobody reads the answer")
@@ -251,8 +251,8 @@ class Completions:
                 code = "context_length_exceeded" if "at most" in first["refused"] else None
                 raise ProblemError(first["refused"], code=code)
             form.num_prompt = first["began"]["prompt_tokens"]
-            if asked.has_stream:
-                return _Stream(form, answer, has_usage=asked.has_usage)
+            if question.has_stream:
+                return _Stream(form, answer, has_usage=question.has_usage)
         except BaseException:
             await answer.close()
             raise
@@ -271,7 +271,7 @@ class Completions:
                 return _json(form.whole(text))
         return Response(status_code=HTTPStatus.BAD_REQUEST)  # nobody reads it
 
-    async def _begin(self, asked: ReadRequest) -> _Answer:
+    async def _begin(self, question: ReadRequest) -> _Answer:
         """Wait for the turn of a request."""
         if self._waiting >= MAX_WAITING:
             raise ProblemError(
@@ -289,7 +289,7 @@ class Completions:
             ) from error
         finally:
             self._waiting -= 1
-        return _Answer(self, self._process.answer(asked.request), self._turn.release)
+        return _Answer(self, self._process.answer(question.request), self._turn.release)
 
 
 class _Answer:

@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 
 from coordinator.web.streams import MemberStatus
-from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.v1 import control_pb2
 from tests.page.conftest import Served, Shown
-from tests.support import profiles
-from tests.support.page_runs import PLAN, RUN_ID, activity, beginning, metrics, progress, step_line, trained
+from tests.support.page_runs import MEASURED, RUN_ID, activity, beginning, metrics, progress, step_line, trained
 
 Show = Callable[..., Shown]
 RED = "rgb(207, 42, 37)"
@@ -109,17 +107,10 @@ def test_page_asks_nothing_of_anybody_else(served: Served, show: Show) -> None:
     assert shown.said == []
 
 
-def measured() -> Profile:
-    """Nodes and links that take seconds."""
-    pairs = (("a", "b"), ("b", "a"))
-    links = tuple(LinkFacts(source=one, target=two, rate_bytes_per_s=1e4, latency_s=0.01) for one, two in pairs)
-    return Profile(nodes=tuple(profiles.node(PLAN, name) for name in ("a", "b")), links=links)
-
-
 def test_page_asks_the_simulator(served: Served, show: Show) -> None:
     """A slider is moved: the predicted time stands beside the measured one, and a sentence says the change."""
     shown = show(served.url)
-    served.hear(*beginning(measured=measured()), *(metrics(step_line(step)) for step in range(1, 9)))
+    served.hear(*beginning(measured=MEASURED), *(metrics(step_line(step)) for step in range(1, 9)))
     shown.until("document.querySelectorAll('#wi-node option').length === 2")
     slider = shown.page.get_by_role("slider", name="its speed")
     slider.focus()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from coordinator.planner.draft import courses_to_try
+from coordinator.planner.make_plan import courses_to_try
 from edge.techniques.activation_checkpointing import saved_tensors, storage_bytes
 from ringtune.config.optimizers import factor_numbers
 from ringtune.costs.memory_sizes import Sizes

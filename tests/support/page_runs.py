@@ -12,9 +12,12 @@ from ringtune.schedule.plan import Plan
 from ringtune.v1 import control_pb2
 from tests.support.fake_agents import facts, job
 from tests.support.plans import make_plan
+from tests.support.profiles import all_pairs, profile_of
 
 RUN_ID = "r20260102-030405-0a1b2c3d"
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"])
+MEASURED = profile_of(PLAN, links=all_pairs("ab", 1e4, 0.01))
+"""Nodes that take seconds, and links on which a hidden state does, too."""
 
 
 def profile(nodes: Sequence[str] = ("a", "b")) -> Profile:

@@ -51,6 +51,19 @@ def write_run(folder: Path) -> Path:
     return folder
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder with its content, by its path."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def texts_instead(folder: Path) -> Path:
+    """Make a run one that learned to write."""
+    text = (folder / "job.toml").read_text()
+    (folder / "job.toml").write_text(text.replace('task = "sequence-classification"', 'task = "causal-lm"'))
+    (folder / "plan.json").write_text(json.dumps(plan(labels=()).to_json()))
+    return folder
+
+
 def own_weights_instead(folder: Path) -> None:
     """Make a run one that trained the blocks' own weights."""
     (folder / "job.toml").write_text((folder / "job.toml").read_text().replace('config = "seq_bn"', 'config = "full"'))

@@ -149,7 +149,7 @@ class Technique:
             planner takes the first that fits.
         check_course: refuses the course of a job, given facts of the model; raises ``JobError`` or ``PlanError``.
         smaller_settings: keys and values with which a job takes less memory, the mildest first; of the keys that
-            ``coordinator.planner.draft.as_job_says`` follows.
+            ``coordinator.planner.make_plan.as_job_says`` follows.
         placed: adds the technique to a plan as its job asks; raises ``PlanError`` with the reason where the plan can't
             have it, and the run continues without.
         left_out: text that precedes that reason.

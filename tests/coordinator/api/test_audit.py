@@ -196,15 +196,6 @@ def test_ledger_that_was_changed_is_told_by_line_and_node(
     assert not [word for word in words if word not in output], output
 
 
-def test_unsigned_ledger_shows_states_that_do_not_chain(tmp_path: Path) -> None:
-    """Only who changes all of it in the same way is not found."""
-    folder = tmp_path / "run"
-    write_ledger(folder, is_signed=False)
-    changed(folder, other_state_of(3))
-    code, output = asked(folder)
-    assert code == 7 and "node a began with another state of block 1" in output
-
-
 def test_other_result_cut_file_and_foreign_authority_are_told(tmp_path: Path) -> None:
     """The block that differs; a file that was cut off; certificates of an authority that anybody can make and name."""
     folder = tmp_path / "run"

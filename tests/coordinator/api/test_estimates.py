@@ -143,8 +143,7 @@ def test_estimates_of_conversations_need_a_template(wanted: Job, tmp_path: Path)
 def test_plan_text_has_slices_memory_and_table(wanted: Job) -> None:
     """The text names every node once with its blocks and memory, what travels, and the actions of a step."""
     planned = make_plan(wanted, estimate(wanted, 2, memory_bytes=GIB).facts)
-    assert planned.choice is not None
-    why = explain(planned.choice, planned, relative=True)
+    why = explain(planned, relative=True)
     lines = plan_text(planned.plan, planned.memory, num_steps=1, measured=False, why=why)
     text = "\n".join(lines)
     assert re.search(r"^node-0  \[0, 2\) +1[01] +[0-9.]+ [KM]iB", text, re.MULTILINE)
@@ -243,7 +242,6 @@ def test_block_flop_counts_weights_and_attention(wanted: Job) -> None:
     plan = plan_by_hand([("a", 0, 2), ("b", 2, 4)], ["a"], batch_size=4, microbatches=2, max_length=8)
     assert block_flop(plan, wanted, MODEL) == 2 * 8 * (2 * 250 + 4 * 8 * 8)
     # What trains of a block's own weights is not in its frozen bytes, but is multiplied all the same
-    plan = plan_by_hand([("a", 0, 2), ("b", 2, 4)], ["a"], batch_size=4, microbatches=2, max_length=8)
     divided = dataclasses.replace(MODEL, block_bytes=400, adapter_block_bytes=600)
     own = wanted.with_overrides({"adapter.config": "full"})
     assert block_flop(plan, own, divided) == 2 * 8 * (2 * 250 + 4 * 8 * 8)
@@ -373,7 +371,6 @@ def test_rows_of_texts_are_blocks_and_windows(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps({"question": "q", "context": "a b c", "answer": a}) + "\n" for a in answers))
     assert count_rows(str(path), make_job("question-answering")).examples == (1, 1, 1)
     # Windows of 16 tokens: 3 special ones, 3 of the question, 10 of the context, of which 5 overlap
-    path = tmp_path / "rows.jsonl"
     characters = [round(tokens * CHARACTERS_PER_TOKEN) for tokens in (3, 10, 11, 15, 16, 60)]
     question, *contexts = ("q" * count for count in characters)
     path.write_text(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from coordinator.api.text_process import Ready, TextProcess, without_oldest
 from coordinator.client.saved_run import SavedRun, read_run
 from ringtune.errors import DeadlineError, InvalidInputError, PeerLostError, UsageError
 from tests.support.cases import cases
-from tests.support.saved_runs import plan, write_run
+from tests.support.saved_runs import texts_instead, write_run
 
 READY = Ready(has_template=True, longest=64, reads=64, cache_bytes=3 << 20, temperature=0.5, told="a note")
 HEAD = f"""
@@ -38,11 +37,7 @@ while True:
 @pytest.fixture
 def run(tmp_path: Path) -> SavedRun:
     """A run that learned to write."""
-    folder = write_run(tmp_path / "run")
-    text = (folder / "job.toml").read_text()
-    (folder / "job.toml").write_text(text.replace('task = "sequence-classification"', 'task = "causal-lm"'))
-    (folder / "plan.json").write_text(json.dumps(plan(labels=()).to_json()))
-    return read_run(folder)
+    return read_run(texts_instead(write_run(tmp_path / "run")))
 
 
 def ctrl_c() -> None:

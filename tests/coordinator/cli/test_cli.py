@@ -39,7 +39,7 @@ from tests.support.fake_agents import JOB_TEXT
 from tests.support.kept_runs import keeping
 from tests.support.model_folder import write_model
 from tests.support.processes import source_environment
-from tests.support.saved_runs import write_run
+from tests.support.saved_runs import contents, write_run
 from tests.support.typed import run_alone
 
 COMMANDS = (
@@ -189,11 +189,11 @@ def test_train_that_is_refused_has_started_and_written_nothing(
         (out / "model").rename(out / "logs")
     if wrong == "run":
         write_run(out)
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    before = contents(tmp_path)
     words = ["train", str(job), "--local", "1000000" if wrong == "nodes" else "1", "--out", str(out)]
     result = CliRunner().invoke(cli.app, words)
     assert (result.exit_code, says in result.stderr) == (exit_code, True), result.stderr
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert contents(tmp_path) == before
     assert out.exists() == (wrong in ("folder", "place", "run"))
 
 

@@ -34,7 +34,7 @@ from ringtune.storage.durable import rename_durably
 from ringtune.v1 import control_pb2
 from tests.support.fake_agents import CALL_S, FakeCluster, job, steps_of
 from tests.support.kept_runs import JOB, LONG, Gate, breaking_when_it_trains, content, ended, keeping, start
-from tests.support.saved_runs import write_run
+from tests.support.saved_runs import contents, write_run
 
 PLACE = RunLocation(run_id="r20260102-030405-00000000", coordinator="x:1", is_local=False, pid=1)
 
@@ -499,11 +499,6 @@ def cut_off(client: Client, monkeypatch: pytest.MonkeyPatch, *, after: str) -> N
     monkeypatch.setattr(client, "events", events)
 
 
-def files_in(folder: Path) -> dict[str, bytes]:
-    """Every file of a folder with its content."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def test_fetch_that_is_cut_off_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was there stays, in a folder that is new nothing does, and the next fetch gets all."""
     out, new = tmp_path / "out", tmp_path / "new"
@@ -512,20 +507,20 @@ def test_fetch_that_is_cut_off_changes_nothing(tmp_path: Path, monkeypatch: pyte
         fetch_run(client, record, out, replace=False)
         (out / "checkpoints/step-8.json").unlink()  # as of a run that was followed to an earlier step
         (out / "mine.txt").write_text("not of the run", encoding="utf-8")
-        before = files_in(out)
+        before = contents(out)
         for after in ("job_toml", "plan_json", "checkpoint_json"):
             with monkeypatch.context() as lost:
                 cut_off(client, lost, after=after)
                 for folder, replace in ((out, True), (new, False)):
                     with pytest.raises(ConnectionFailedError, match="is lost"):
                         fetch_run(client, record, folder, replace=replace)
-            assert files_in(out) == before
+            assert contents(out) == before
             assert not new.exists()
         with pytest.raises(UsageError, match="already holds a run"):
             fetch_run(client, record, out, replace=False)
-        assert files_in(out) == before
+        assert contents(out) == before
         fetch_run(client, record, out, replace=True)
-        assert set(files_in(out)) == {*before, "checkpoints/step-8.json"}
+        assert set(contents(out)) == {*before, "checkpoints/step-8.json"}
 
 
 def test_run_is_found_by_id_by_folder_or_because_it_is_alone(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from ringtune.errors import BusyError, ConnectionFailedError, DeadlineError, Int
 from ringtune.models.folder import HubId, cached_folder
 from ringtune.storage.durable import FileLock
 from tests.contract.models.test_folder import COMMIT, write_cache
+from tests.support.saved_runs import contents
 
 WANTED = HubId("acme", "mini", "v1")
 CONTENT = {
@@ -60,17 +61,12 @@ class Hub:
         yield [self.content[name][:3], self.content[name][3:]]
 
 
-def tree(folder: Path) -> set[str]:
-    """Every file below a folder."""
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-
-
 def test_model_is_fetched_whole_and_found(tmp_path: Path) -> None:
     """All files under the commit, the revision names it, and the second time nobody is asked."""
     hub = Hub(CONTENT)
     for _ in range(2):
         folder = store(WANTED, COMMIT, LISTED, tmp_path, hub)
-    assert {name: (folder / name).read_bytes() for name in tree(folder)} == CONTENT
+    assert contents(folder) == CONTENT
     assert not list((folder.parents[1] / "fetching").iterdir())
     assert cached_folder(WANTED, tmp_path) == folder
     assert hub.asked == sorted(CONTENT)
@@ -118,7 +114,7 @@ def test_commit_that_is_none_is_refused(tmp_path: Path, commit: str) -> None:
     hub = Hub(CONTENT)
     with pytest.raises(IntegrityError, match="the hub answers with commit"):
         store(WANTED, commit, LISTED, tmp_path, hub)
-    assert not hub.asked and not tree(tmp_path)
+    assert not hub.asked and not contents(tmp_path)
 
 
 def test_file_without_a_digest_is_refused() -> None:
@@ -187,7 +183,8 @@ def test_resolve_fetches_what_the_cache_lacks(tmp_path: Path) -> None:
 
     for _ in range(2):
         assert (
-            model_folder("acme/mini-v2", cache=tmp_path / "library", own=tmp_path / "own", fetch=fetch).name == COMMIT
+            model_folder("acme/mini-v2", cache=tmp_path / "library", target=tmp_path / "own", fetch=fetch).name
+            == COMMIT
         )
     assert asked == ["acme/mini-v2"]
     assert not (tmp_path / "library").exists(), "others' cache is only read"
@@ -196,7 +193,7 @@ def test_resolve_fetches_what_the_cache_lacks(tmp_path: Path) -> None:
 def test_resolve_says_how_to_get_what_it_can_not_fetch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Id, cache, reason and command stand in one line."""
     with pytest.raises(ConnectionFailedError) as caught:
-        model_folder("acme/mini-v2@v1", cache=tmp_path, own=tmp_path, fetch=no_network)
+        model_folder("acme/mini-v2@v1", cache=tmp_path, target=tmp_path, fetch=no_network)
     assert str(caught.value) == (
         f"model.path = 'acme/mini-v2@v1' is no folder here, the Hugging Face cache {tmp_path} lacks it, and it can't "
         "be fetched (no route to host); where there is a network: hf download acme/mini-v2 --revision v1, or name a "
@@ -207,9 +204,9 @@ def test_resolve_says_how_to_get_what_it_can_not_fetch(tmp_path: Path, monkeypat
     with pytest.raises(
         ConnectionFailedError, match=r"is no folder here \(did you mean 'acme/mini-v3'\?\), .* \(no route"
     ):
-        model_folder("acme/mini-v2", cache=tmp_path, own=tmp_path, fetch=no_network)
+        model_folder("acme/mini-v2", cache=tmp_path, target=tmp_path, fetch=no_network)
     with pytest.raises(ConnectionFailedError, match=r"the hub has no config\.json and \.safetensors of it"):
-        model_folder("acme/mini-v2", cache=tmp_path, own=tmp_path, fetch=lambda wanted, cache: "")
+        model_folder("acme/mini-v2", cache=tmp_path, target=tmp_path, fetch=lambda wanted, cache: "")
 
 
 def test_resolve_gives_the_job_a_folder_and_leaves_the_file_as_it_is(

@@ -49,6 +49,7 @@ from tests.contract.run_control.test_checkpoint import JOB as CHECKPOINT_JOB
 from tests.contract.run_control.test_checkpoint import PLAN, manifest
 from tests.support.fake_agents import CALL_S, MODEL, FakeAgent, FakeCluster, Notes, job, shard_digest, steps_of
 from tests.support.plans import changed, make_plan
+from tests.support.saved_runs import contents
 
 JOB = job(train__checkpoint_every=2)
 
@@ -331,11 +332,6 @@ def test_longer_run_that_is_refused_changes_no_file(done: Path) -> None:
     go_on(done, wanted, agents={"b": {"facts_changes": {"device": "another"}}})
     assert load_job(done / "job.toml").train.rounds == 3
     assert '"another"' in (done / "profile.json").read_text()
-
-
-def contents(folder: Path) -> dict[Path, bytes]:
-    """Every file of a folder with its content."""
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_run_that_was_stopped_while_it_got_longer_goes_on(done: Path) -> None:

@@ -147,8 +147,7 @@ def test_choice_among_alike_nodes_tries_every_number_of_microbatches_in_even_sli
 def test_explanation_names_nodes_depths_total_and_second() -> None:
     """Every node has blocks or a reason, every depth its steps, and the second plan is another one."""
     made = planned(wanted(), ring())
-    assert made.choice is not None
-    why = explain(made.choice, made, relative=False)
+    why = explain(made, relative=False)
     assert [node.node for node in why.nodes][: len(made.plan.placement.slices)] == [
         piece.node for piece in made.plan.placement.slices
     ]
@@ -170,14 +169,12 @@ def test_explanation_of_nodes_without_room_and_of_even_slices() -> None:
         dataclasses.replace(node, memory_bytes=MIB) if node.node == "n02-jetson" else node for node in profile.nodes
     )
     made = planned(wanted(), Profile(nodes=small, links=profile.links))
-    assert made.choice is not None
-    reasons = {node.node: node.reason for node in explain(made.choice, made, relative=False).nodes}
+    reasons = {node.node: node.reason for node in explain(made, relative=False).nodes}
     assert reasons["n02-jetson"].startswith("no room: one block needs ")
     assert reasons["n02-jetson"].endswith(" it has 1.0 MiB")
     # Alike nodes get even slices unless another ring is much faster; one that is a little faster says so
     made = planned(wanted(), ring())
-    assert made.choice is not None
-    why = explain(made.choice, made, relative=True)
+    why = explain(made, relative=True)
     assert why.second is not None
     second = dataclasses.replace(why.second, job_s=0.95 * why.job_s, simulated_s=None)
     text = "\n".join(explanation_text(dataclasses.replace(why, even=True, simulated_s=None, second=second)))
@@ -293,7 +290,7 @@ def test_plan_that_is_cut_is_the_best_found_and_says_so() -> None:
         made = planned_within(ticking(step_s), microbatches=microbatches)
         assert made.choice is not None and made.choice.cut_after_s == 60.0
         assert "planning was cut after 60 s (runtime.plan_s)" in made.note
-        why = explain(made.choice, made, relative=False)
+        why = explain(made, relative=False)
         assert why.cut_after_s == 60.0
         assert any("cut after 60 s" in line for line in explanation_text(why))
 
@@ -431,9 +428,6 @@ def test_local_search_depends_on_its_seed_and_its_clock_only() -> None:
     costs = with_mean_owner(ring_costs(draft_for(profile), profile))
     assert local(costs, lambda *_: True, evaluations=800) == local(costs, lambda *_: True, evaluations=800)
     # The injected clock ends it; what was found by then counts
-    rng = random.Random(9)
-    profile = class_ring(rng, random_kinds(rng, 20), num_blocks=32)
-    costs = with_mean_owner(ring_costs(draft_for(profile), profile))
     ticks = itertools.count()
     budget = Budget(evaluations=10**9, seconds=5.0, now_s=lambda: float(next(ticks)))
     found = search_local(costs, lambda *_: 0, budget)

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from coordinator.planner.draft import Draft, job_draft
+from coordinator.planner.draft import Draft
 from coordinator.planner.explain import explain
 from coordinator.planner.given_plan import GivenPlan, accept_plan
-from coordinator.planner.make_plan import keep_plan, make_plan
+from coordinator.planner.make_plan import job_draft, keep_plan, make_plan
 from coordinator.planner.memory import MemoryCaps
 from coordinator.planner.planned import Planned, copies_line
 from ringtune.costs.profile import LinkFacts, NodeFacts
@@ -106,8 +106,8 @@ def test_plan_has_copies_and_says_their_bytes() -> None:
     assert all(found.memory_bytes[node] > without.memory_bytes[node] for node in "ab")
     (line,) = copies_line(found.plan, found.memory)
     assert "to continue without a lost one: a " in line and ", b " in line
-    why = explain(found.choice, found, relative=True) if found.choice else None
-    assert why is not None and {node.node: node.needed_bytes for node in why.nodes} == found.memory_bytes
+    why = explain(found, relative=True)
+    assert {node.node: node.needed_bytes for node in why.nodes} == found.memory_bytes
     assert (copies_line(without.plan, without.memory), without.note) == ([], "")
 
 

@@ -260,7 +260,6 @@ def test_plan_of_checkpoints_without_room_on_the_disk_is_refused() -> None:
     assert "checkpoint_every = 0" in str(refused.value)
     assert "hift.state = 'memory'" not in str(refused.value)
     # Its checkpoints lie on the disk already
-    job = wanted(hift__state="disk", train__checkpoint_every=10)
     plan = made(job, board("a")).plan
     keep_plan(job, plan, {"a": dataclasses.replace(board("a"), state_free_bytes=12 * BLOCK + COPIES)})
     with pytest.raises(StorageError, match=r"node a needs 255 MiB .* but 100 MiB are free"):

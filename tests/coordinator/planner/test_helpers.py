@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from coordinator.planner.draft import job_draft
 from coordinator.planner.explain import explain, explanation_text
 from coordinator.planner.given_plan import GivenPlan, accept_plan
 from coordinator.planner.limits import Effort
-from coordinator.planner.make_plan import keep_plan, make_plan, refuse_if_full
+from coordinator.planner.make_plan import job_draft, keep_plan, make_plan, refuse_if_full
 from coordinator.planner.memory import MemoryCaps
 from coordinator.planner.planned import Planned, copy_bytes, measured_time
 from coordinator.planner.replan import PlacementProposal, placed_without, replanned
@@ -75,8 +74,7 @@ def planned(profile: Profile, mode: object = "auto", **changes: object) -> Plann
 
 def why(found: Planned) -> str:
     """The explanation of a plan."""
-    assert found.choice is not None
-    return "\n".join(explanation_text(explain(found.choice, found, relative=False)))
+    return "\n".join(explanation_text(explain(found, relative=False)))
 
 
 def test_auto_goes_without_where_no_helper_can_fit_the_adapters() -> None:
@@ -128,12 +126,10 @@ def test_auto_says_of_a_helper_what_it_lacks() -> None:
     assert not found.plan.placement.helpers
     assert "it does not fit: node strong needs " in why(found)
     # What pairs take is not known then
-    profile = nodes(LINEAR_PARAMS, bytes_per_s=1e9)
     found = make_plan(wanted(), profile.by_name)
     assert not found.plan.placement.helpers
     assert "no helpers, as links were not measured" in why(found)
     # The plan that auto makes is that without helpers, plus these helpers
-    profile = nodes(LINEAR_PARAMS, bytes_per_s=1e9)
     assert helped(planned(profile).plan, {}) == planned(profile, "off").plan
 
 
@@ -253,8 +249,7 @@ def test_auto_gives_every_host_a_helper_and_says_so(users: str) -> None:
     found = make_plan(job_of(users=users, **more), of_users("a", "b", "c"))
     assert has_all_helpers(found) and found.plan.course.offload is not None
     assert found.plan.course.offload.users == users
-    assert found.helping is not None and found.choice is not None
-    text = "\n".join(explanation_text(explain(found.choice, found, relative=False)))
+    text = why(found)
     assert f"offload.users = '{users}', so every host of blocks that may train has one, whether it pays or not" in text
     assert text.count(": taken") == len(found.plan.placement.hosts)
 

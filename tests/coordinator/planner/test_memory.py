@@ -385,8 +385,7 @@ def test_velora_without_a_layer_is_left_out_and_told() -> None:
 def test_explanation_says_both_numbers_and_what_else_would_save() -> None:
     """What a slice needs so, and what it would need; projections that would do; and what dropout costs."""
     made = planned("auto", too_little())
-    assert made.choice is not None
-    found = explain(made.choice, made, relative=True, dropout=0.1)
+    found = explain(made, relative=True, dropout=0.1)
     assert found.activations is not None
     saved = next(each for each in found.activations.slices if each.says)
     assert saved.needed_bytes <= too_little() < saved.keeping_bytes

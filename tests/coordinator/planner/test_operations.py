@@ -363,7 +363,7 @@ def test_explanation_says_what_balance_gains() -> None:
     for compute, says in [(0.5, "gains 5.3%"), (0.6, "takes 8.5% longer")]:
         made = plan_of_half(halved(balance=True, compute=compute))
         assert made.choice is not None and made.choice.settled is not None and made.choice.settled.equal is not None
-        why = explain(made.choice, made, relative=False)
+        why = explain(made, relative=False)
         assert why.equal == (made.choice.settled.best.job_s, made.choice.settled.equal.job_s)
         (line,) = [line for line in explanation_text(why) if "operations.balance" in line]
         assert line.startswith(f"    operations.balance {says}: ")
@@ -380,8 +380,7 @@ CHOSEN = job().with_overrides(
 def test_chosen_operations_are_explained_by_counts() -> None:
     """One of two micro-batches is full and one forward-only; the paper counts 1.4 and 1.5 of 2."""
     planned = make_plan(CHOSEN, FACTS)
-    assert planned.choice is not None
-    found = explain(planned.choice, planned, relative=False)
+    found = explain(planned, relative=False)
     reason = found.operations
     assert reason is not None
     assert (reason.policy, reason.is_assumed, reason.microbatches) == ("two-stage", True, 2)

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from coordinator.planner import phases, replan
-from coordinator.planner.draft import drafts_of, job_draft
+from coordinator.planner.draft import drafts_of
 from coordinator.planner.explain import explain, explanation_text
 from coordinator.planner.given_plan import GivenPlan, accept_plan
 from coordinator.planner.judge import simulated_steps_s
-from coordinator.planner.make_plan import make_plan, plan_memory, refuse_if_full
+from coordinator.planner.make_plan import job_draft, make_plan, plan_memory, refuse_if_full
 from coordinator.planner.planned import Planned, measured_time
 from coordinator.planner.replan import _of_the_rest, placed_without, replanned
 from coordinator.planner.replicas import neighbours, ranked_layouts, slices_of_layout
@@ -103,7 +103,7 @@ def test_replicas_are_taken_where_boards_hold_the_model() -> None:
     assert best_s is not None and best_s <= 0.98 * ring_s
     again_s = simulated_steps_s(found.plan, found.profile, found.choice.costs)
     assert again_s == pytest.approx(best_s)
-    text = "\n".join(explanation_text(explain(found.choice, found, relative=False)))
+    text = "\n".join(explanation_text(explain(found, relative=False)))
     assert "n3" in text and "by the simulator" in text and "one host for each block: " in text
 
 
@@ -160,9 +160,6 @@ def test_layouts_have_replicas_and_cover_all_blocks() -> None:
     depth = costs.depths[-1]
     assert layout_step_s(costs, first, depth, lambda *_: 0.0) < layout_step_s(costs, last, depth, lambda *_: 0.0)
     # Each has all blocks and hosts, and is one block or one exchange of two stages away
-    found = planned(job_of(), (1, 1, 1, 1))
-    assert found.choice is not None
-    costs = found.choice.costs
     layout = next(one for _, one in ranked_layouts(costs, lambda *_: 0.0) if len(one) == 2)
     lower, upper = layout
     beside = list(neighbours(layout))
@@ -572,7 +569,6 @@ def test_part_of_a_plan_is_not_given_as_a_plan() -> None:
     with pytest.raises(PlanError, match="the plan begins with placement 1: it is a part of a plan; give the whole one"):
         accept_plan(GivenPlan(plan=moving_plan(job).at(1)), job, facts_of(job))
     # With 12 turns there is no turn 12
-    job = own_weights()
     plan = moving_plan(job)
     late = dataclasses.replace(plan.placements[1], first_turn=12)
     message = "placement 1 of the plan holds from turn 12 on, which is step 120, but the run has 120; leave it out"

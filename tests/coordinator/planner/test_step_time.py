@@ -168,7 +168,6 @@ def test_steps_by_depth_are_those_of_the_schedule() -> None:
     assert steps_by_depth(draft_for(profile, num_steps=100, method="all").course) == (0, 0, 0, 100)
     assert steps_by_depth(draft_for(profile, num_steps=0).course) == (0, 1, 0, 0)
     # Three blocks in groups of one: two steps of a sweep go back through all blocks, that of the head through none
-    profile = Profile(nodes=(device("a", num_blocks=3),))
     course = dataclasses.replace(draft_for(profile, num_steps=10).course, method=Hift())
     assert steps_by_depth(course) == (2, 2, 2, 4)
 

@@ -1,21 +1,30 @@
-"""What is said before a run trains: rows, groups of units, helpers, operations, and the text of its plan."""
+"""Texts for people and machines: progress of a run, tables, what a plan trains and how it is explained."""
 
 from __future__ import annotations
 
 import dataclasses
 import io
+import json
 import re
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+from rich.console import Console
+
 from coordinator.planner.explain import explain
 from coordinator.planner.make_plan import make_plan as make_plan_make_plan
 from coordinator.run.run_text import rows_lines, training_facts
+from coordinator.screen.live_tables import INTERVAL_S, LiveProgress, watch_nodes
 from coordinator.screen.plan_text import plan_text, table_text
-from coordinator.screen.progress import PlainProgress, helper_lines, training_lines
+from coordinator.screen.progress import JsonProgress, PlainProgress, Progress, WaitNotice, helper_lines, training_lines
+from coordinator.screen.tables import class_lines
 from ringtune.costs.memory_terms import PART_WORDS, PARTS, MemoryEstimate
 from ringtune.costs.profile import PackedRows
+from ringtune.errors import InterruptedRunError
+from ringtune.run_control.evaluation import class_figures
 from ringtune.schedule.course import Course, HelperSettings
 from ringtune.schedule.methods import Hift
 from ringtune.schedule.operation_tables import BlockCapacity, Choice
@@ -25,9 +34,240 @@ from ringtune.techniques.base import Term
 from ringtune.techniques.full_parameters import groups_lines
 from ringtune.techniques.offload import helped, report
 from ringtune.techniques.operations import choice_lines, operations_lines
+from ringtune.v1 import control_pb2
 from tests.support.fake_agents import NO_TIMES, facts, job
 from tests.support.moves import moving, slices_of
 from tests.support.plans import changed, make_plan
+
+PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"])
+EVALUATION = {"step": 8, "count": 10, "loss": 0.25, "accuracy": 0.9}
+REPORT: dict[str, Any] = {
+    "steps": 8,
+    "wall_s": 2.5,
+    "steps_s": 1.5,
+    "predicted_steps_s": 1.2,
+    "phases_s": {"planning": 0.4, "training": 2.0},
+    "nodes": {"a": {"busy_s": 1.0, "peak_rss_bytes": 2**20, "sent_bytes": 10}},
+    "eval": EVALUATION,
+}
+
+
+def step(number: int, *, loss: float | None = 0.5) -> dict[str, Any]:
+    """Progress of one step."""
+    return {
+        "kind": "train",
+        "seq": number,
+        "step": number,
+        "num_steps": 8,
+        "round": 1,
+        "initiator": "a",
+        "depth": 2,
+        "loss": loss,
+    }
+
+
+OPERATIONS = {"kind": "operations", "step": 6, "digest": "ab", "full": 12, "forward_only": 3, "shortcut": 5}
+
+
+def show(progress: Progress) -> None:
+    """A whole run."""
+    with progress:
+        progress.state("training")
+        progress.plan(PLAN, {"a": 2**20, "b": 2**20})
+        for number in range(1, 9):
+            progress.step(step(number))
+        progress.step({**step(8, loss=0.0012), "kind": "evaluate"})
+        for line in ({"kind": "unfreeze", "step": 6, "depth": 3}, OPERATIONS, {"kind": "evaluation", **EVALUATION}):
+            progress.item(line)
+        progress.report(REPORT)
+        progress.note("done")
+
+
+def test_json_progress_is_an_object_a_line() -> None:
+    """Every line parses, says what it is, and no step is left out."""
+    stream = io.StringIO()
+    show(JsonProgress(stream))
+    events = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [event["event"] for event in events] == [
+        "state",
+        "plan",
+        *["step"] * 9,
+        "unfreeze",
+        "operations",
+        "evaluation",
+        "report",
+        "note",
+    ]
+    assert events[-5] == {"event": "unfreeze", "step": 6, "depth": 3}
+    assert events[-4] == {"event": "operations", **{key: OPERATIONS[key] for key in OPERATIONS if key != "kind"}}
+    assert events[1]["slices"] == {"a": [0, 2], "b": [2, 4]}
+    assert events[-2]["report"]["wall_s"] == 2.5
+
+
+def test_plain_progress_is_terse() -> None:
+    """Where output is no terminal, the first and the last step are shown, and some between."""
+    stream = io.StringIO()
+    show(PlainProgress(stream))
+    lines = stream.getvalue().splitlines()
+    assert "  a  blocks [0, 2), owns 10 rows, needs 1.0 MiB" in lines
+    assert [line for line in lines if line.startswith("step")][-1] == "step 8/8: round 1, a, depth 2, loss 0.5000"
+    assert "operations chosen after step 6: 60 % full, 15 % forward-only, 25 % skipped" in lines
+    assert "evaluation after 8 steps: accuracy 0.9000, loss 0.2500 on 10 rows" in lines
+    at = lines.index("8 steps in 1.5 s (predicted 1.2 s)")
+    whole = "whole run with joining, measuring and collecting 2.5 s"
+    assert lines[at + 1] == f"training with evaluations and checkpoints 2.0 s, {whole}"
+    assert "0.0012" not in stream.getvalue(), "the loss of one evaluation batch is no loss of the run"
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_plain_progress_shows_no_step_that_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of all parameters that goes back to a checkpoint trains its last steps again."""
+    monkeypatch.setattr("coordinator.screen.progress._PLAIN_INTERVAL_S", 0.0)
+    stream = io.StringIO()
+    shown = PlainProgress(stream)
+    for number in (1, 2, 3, 2, 3, 4):
+        shown.step(step(number))
+    assert [line.partition(":")[0] for line in stream.getvalue().splitlines()] == [f"step {n}/8" for n in (1, 2, 3, 4)]
+
+
+def test_plain_progress_names_the_units_of_a_group_and_a_diverged_loss() -> None:
+    """What a step of HiFT trained is no depth: of embedding and head it would be 0."""
+    stream = io.StringIO()
+    PlainProgress(stream).step({**step(8), "depth": 0, "trains": "embedding"})
+    assert stream.getvalue() == "step 8/8: round 1, a, trains embedding, loss 0.5000\n"
+    # A loss that is no number does not end the program
+    stream = io.StringIO()
+    progress = PlainProgress(stream)
+    progress.step(step(8, loss=None))
+    progress.item({"kind": "evaluation", **EVALUATION, "loss": None})
+    assert "loss -" in stream.getvalue()
+
+
+def test_live_progress_ends_with_the_table_then_the_result() -> None:
+    """What is below the last table is the result, and no other loss than the last step's is beside the bar."""
+    stream = io.StringIO()
+    progress = LiveProgress(Console(file=stream, force_terminal=True, width=120))
+    with progress:
+        progress.plan(PLAN, {})
+        progress.step(step(8, loss=0.25))
+        progress.step(step(7, loss=0.75))
+        progress.step({**step(8, loss=0.0012), "kind": "evaluate"})
+        progress.state("collecting")
+        progress.report(REPORT)
+        progress.note("the run's files are in out")
+    text = stream.getvalue()
+    result = text.index("8 steps in 1.5 s")
+    assert "8/8" not in text[result:] and "[2, 4)" not in text[result:]
+    assert text.rstrip().endswith("the run's files are in out")
+    last = text[:result].rpartition("done")[2]
+    assert "8/8" in last and "loss 0.2500" in last
+    assert "0.0012" not in text and "0.7500" not in last
+
+
+WAIT_S = 30.0
+
+
+class Screen(io.StringIO):
+    """A stream that knows when something was written, and may be a terminal."""
+
+    def __init__(self, *, is_terminal: bool) -> None:
+        super().__init__()
+        self._is_terminal = is_terminal
+        self.written = threading.Event()
+
+    def isatty(self) -> bool:
+        """Whether it is a terminal."""
+        return self._is_terminal
+
+    def write(self, text: str) -> int:
+        """Take a text, and tell."""
+        count = super().write(text)
+        self.written.set()
+        return count
+
+
+def test_waiting_says_each_thing_once_and_leaves_a_terminal_as_it_was() -> None:
+    """A line for each thing that takes long; the result of the work is not touched."""
+    screen = Screen(is_terminal=False)
+    with WaitNotice("reading train.csv", stream=screen, quiet_s=0.0) as waiting:
+        assert screen.written.wait(WAIT_S)
+        screen.written.clear()
+        waiting.state("joining")
+        assert screen.written.wait(WAIT_S)
+    assert screen.getvalue() == "reading train.csv ...\nwaiting for nodes to join ...\n"
+    # The line with the seconds is written over with blanks in the end
+    screen = Screen(is_terminal=True)
+    with WaitNotice("planning", stream=screen, quiet_s=0.0):
+        assert screen.written.wait(WAIT_S)
+    first, *_, blank, end = screen.getvalue().split("\r")[1:]
+    assert first.startswith("planning ... ") and blank.isspace() and end == ""
+    # Nothing is written before the quiet time is over, whatever ends it
+    screen = Screen(is_terminal=True)
+    with pytest.raises(ValueError, match="wrong"), WaitNotice("planning", stream=screen, quiet_s=WAIT_S):
+        raise ValueError("wrong")
+    assert screen.getvalue() == ""
+
+
+def test_class_text_shows_figures_and_counts() -> None:
+    """Titles name the predicted classes; a class that nobody has is no line."""
+    found = {**class_figures(((3, 1, 0), (0, 4, 0), (0, 0, 0)), ("neg", "pos", "odd")), "count": 8}
+    assert class_lines({**found, "count": 10})[-1].startswith("classes are counted on 8 of 10 rows")
+    assert class_lines(found) == [
+        "  class  rows  precision  recall      F1  as neg  as pos  as odd",
+        "  neg       4     1.0000  0.7500  0.8571       3       1       0",
+        "  pos       4     0.8000  1.0000  0.8889       0       4       0",
+        "Matthews correlation of true and predicted classes: 0.7746",
+    ]
+    assert class_lines({"accuracy": 0.5}) == []
+
+
+def test_class_text_shows_the_worst_of_many_classes() -> None:
+    """Thirty lines at most, without counts, and a word about the others."""
+    labels = [f"c{index}" for index in range(40)]
+    table = tuple(tuple(index if index == other else 1 for other in range(40)) for index in range(40))
+    lines = class_lines({**class_figures(table, labels), "count": sum(map(sum, table))})
+    assert len(lines) == 33 and lines[0].endswith("F1") and lines[1].split()[0] == "c0"
+    assert lines[-2] == "and 10 classes with a higher F1; report.json has them"
+
+
+def entry(state: str) -> control_pb2.NodeEntry:
+    """A member."""
+    return control_pb2.NodeEntry(joined=control_pb2.JoinRequest(node="pi"), state=state)
+
+
+def _sleeps(monkeypatch: pytest.MonkeyPatch, times: int) -> list[float]:
+    """Let the watch sleep without waiting, and Ctrl-C come in the last sleep; return the seconds."""
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == times:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("coordinator.screen.live_tables.time.sleep", sleep)
+    return slept
+
+
+def test_node_watch_draws_the_table_again(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest state stands there in the end, and between two looks it sleeps."""
+    states, text, slept = iter(["idle", "running"]), io.StringIO(), _sleeps(monkeypatch, 2)
+    console = Console(file=text, width=200, force_terminal=False)
+    with pytest.raises(InterruptedRunError):
+        watch_nodes(lambda: [entry(next(states))], "c:1", as_json=False, console=console)
+    assert "running" in text.getvalue().splitlines()[-1]
+    assert slept == [INTERVAL_S, INTERVAL_S]
+    assert capsys.readouterr().out == ""
+
+
+def test_node_watch_prints_json_until_ctrl_c(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line for each member each time."""
+    states = iter(["idle", "lost"])
+    _sleeps(monkeypatch, 2)
+    with pytest.raises(InterruptedRunError):
+        watch_nodes(lambda: [entry(next(states))], "c:1", as_json=True)
+    assert [json.loads(line)["state"] for line in capsys.readouterr().out.splitlines()] == ["idle", "lost"]
 
 
 def course(*rows: int, **values: object) -> Course:
@@ -149,18 +389,18 @@ def test_a_plan_of_hift_says_groups_sweeps_and_what_owners_send() -> None:
     assert "actions from step 1, which trains block 0:" in text
 
 
-PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_blocks=4, method="all")
+OF_ALL = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_blocks=4, method="all")
 
 
 def test_helpers_in_step_leave_the_result_as_it_is() -> None:
     """The placement alone knows them."""
-    lines = helper_lines(helped(PLAN, {"a": "z"}))
+    lines = helper_lines(helped(OF_ALL, {"a": "z"}))
     assert lines[0] == "z fits the adapters of a's blocks [0, 2)"
     assert lines[1].endswith("the result is that of a run without helpers")
-    assert helper_lines(PLAN) == []
+    assert helper_lines(OF_ALL) == []
     # As hosts and owners are
     shown = io.StringIO()
-    PlainProgress(shown).plan(helped(PLAN, {"a": "b"}), {"a": 1, "b": 1})
+    PlainProgress(shown).plan(helped(OF_ALL, {"a": "b"}), {"a": 1, "b": 1})
     assert "b fits the adapters of a's blocks [0, 2)" in shown.getvalue()
 
 
@@ -173,7 +413,7 @@ def test_helpers_in_another_manner_say_what_they_change() -> None:
         ({"overlap": True}, "one step behind within a turn"),
     ]
     for manner, words in rows:
-        plan = helped(PLAN, {"a": "z"}, HelperSettings(**manner))
+        plan = helped(OF_ALL, {"a": "z"}, HelperSettings(**manner))
         assert words in helper_lines(plan)[-1]
         assert helper_lines(plan)[-1].endswith("the result is not that of a run without helpers")
         facts = report(plan, 0)["offload"]
@@ -254,8 +494,7 @@ GLOSSARY = Path(__file__).parents[3] / "docs" / "glossary.md"
 def test_explanation_has_a_legend_of_the_parts_that_it_prints() -> None:
     """Each part that a node has is explained once, and no other part."""
     made = make_plan_make_plan(job(), {name: facts(name, **NO_TIMES) for name in "ab"})
-    assert made.choice is not None
-    why = explain(made.choice, made, relative=True)
+    why = explain(made, relative=True)
     lines = plan_text(made.plan, made.memory, measured=False, num_steps=0, why=why)
     printed = {part for node, _ in made.memory.items() for part, size in made.memory[node].parts().items() if size}
     assert [line for line in lines if line.startswith("    ") and line.strip().partition(":")[0] in PARTS] == [
