@@ -298,7 +298,7 @@ class Agent:
         if self._ring is not None:
             self._ring.granted(turns)
         if (audit := active.audit) is not None:
-            audit.recorder.keep({_key_of(one): one.ticket for one in keep})
+            audit.recorder.keep({_key_of(tensor): tensor.ticket for tensor in keep})
         run.grant(turns)
         if keep_from_step:
             run.keep_shards_from(keep_from_step)

@@ -111,8 +111,8 @@ def run_agent(options: AgentOptions, *, on_joined: Callable[[str], object] = lam
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
         # on a thread: the main thread may hold the lock of ``ending.wanted`` just now, twice in each wait
-        asked = (128 + number, signal.Signals(number).name)
-        threading.Thread(target=ending.ask, args=asked, name="signal", daemon=True).start()
+        exit_reason = (128 + number, signal.Signals(number).name)
+        threading.Thread(target=ending.ask, args=exit_reason, name="signal", daemon=True).start()
 
     with handled(on_signal):
         if options.watch_parent:

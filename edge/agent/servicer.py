@@ -76,14 +76,14 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
     ) -> list[control_pb2.ShardState]:
         if not request.shards:
             return []
-        asked = [ShardRequest(shard.step, shard.sha256) for shard in request.shards]
+        shards = [ShardRequest(shard.step, shard.sha256) for shard in request.shards]
         options, left_s = self._agent.options, _left_s(context)
         problems = self._agent.on_compute_thread(
-            lambda: check_shards(options.state, options.name, request.checkpoint_run, asked, timeout_s=left_s),
+            lambda: check_shards(options.state, options.name, request.checkpoint_run, shards, timeout_s=left_s),
             "check its shards",
             timeout_s=left_s,
         )
-        pairs = zip(asked, problems, strict=True)
+        pairs = zip(shards, problems, strict=True)
         return [control_pb2.ShardState(step=shard.step, problem=problem) for shard, problem in pairs]
 
     def MeasureLink(
@@ -125,8 +125,12 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         self, request: control_pb2.PrepareRequest, context: grpc.ServicerContext
     ) -> control_pb2.FetchAheadReply:
         """Fetch the base weights of this node's slice in another placement."""
-        moves, asked = self._agent.moves, (request.run_id, request.plan_json, request.job_toml)
-        fetched = answer(context, lambda: moves.fetch_ahead(*asked, timeout_s=_left_s(context)))
+        fetched = answer(
+            context,
+            lambda: self._agent.moves.fetch_ahead(
+                request.run_id, request.plan_json, request.job_toml, timeout_s=_left_s(context)
+            ),
+        )
         return control_pb2.FetchAheadReply(fetched_bytes=fetched)
 
     def Rest(self, request: control_pb2.RestRequest, context: grpc.ServicerContext) -> control_pb2.RestReply:
@@ -218,7 +222,7 @@ def _resume_shard(request: control_pb2.PrepareRequest) -> ResumeShard | None:
     run, holder = request.checkpoint_run, request.start_holder
     if request.HasField("saved"):
         saved = request.saved
-        sources = tuple(Source(one.node, one.start, one.stop, one.sha256) for one in saved.sources)
+        sources = tuple(Source(source.node, source.start, source.stop, source.sha256) for source in saved.sources)
         start = SavedStart(check_run_id(saved.attempt), sources, saved.head_sha256, saved.head_from)
         return ResumeShard(run, ShardRequest(saved.step, ""), holder, saved=start)
     if not request.HasField("shard"):
@@ -247,7 +251,7 @@ def _next_placement(request: control_pb2.MoveRequest) -> NextPlacement:
         sources=tuple(Source(source.node, source.start, source.stop) for source in request.sources),
         from_step=request.step if request.recovers else None,
         head_from=request.head_from if request.recovers else "",
-        digests={one.unit: one.sha256 for one in request.digests},
+        digests={digest.unit: digest.sha256 for digest in request.digests},
         others=tuple(Source(source.node, source.start, source.stop) for source in request.others),
         other_head=request.other_head,
         sizes=CopyBytes(prepare.block_bytes, prepare.head_bytes),

@@ -347,11 +347,11 @@ def load_migrated(executor: NodeExecutor, taken: MigratedState) -> None:
 
 def _check(file: TensorFile, metadata: Mapping[str, str]) -> None:
     try:
-        found = dict(parse_json(file.metadata[METADATA]))
+        stored = dict(parse_json(file.metadata[METADATA]))
     except (KeyError, ValueError, TypeError) as error:
         raise IntegrityError("a snapshot has no readable metadata; use one version on all machines") from error
-    if found != dict(metadata):
-        raise IntegrityError(f"a snapshot is of {found}, expected is {dict(metadata)}; start the run again")
+    if stored != dict(metadata):
+        raise IntegrityError(f"a snapshot is of {stored}, expected is {dict(metadata)}; start the run again")
 
 
 def _block_of(name: str) -> int:

@@ -158,7 +158,7 @@ class Timer:
                 break
             for work, seconds in self._window(cycle, self.window_s).items():
                 timings.setdefault(work, []).append(seconds)
-        return {work: Quartiles.of(found) for work, found in timings.items()}
+        return {work: Quartiles.of(seconds) for work, seconds in timings.items()}
 
     def rested_s(
         self, work: Callable[[], object], *, budget_s: float, rest: Callable[[float], object] = time.sleep

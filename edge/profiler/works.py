@@ -176,7 +176,7 @@ class Bench:
         """
         course, count = self._plan.course, self._job.train.microbatches
         course = dataclasses.replace(course, choice=None, microbatches=1, batch_size=self.sizes[0].rows)
-        found = node_memory(
+        estimate = node_memory(
             Plan.of(course, dataclasses.replace(self._plan.placement, credits=1)),
             NODE,
             model,
@@ -187,7 +187,7 @@ class Bench:
         )
         embedded = course.batch_size * course.max_length * course.widest * DTYPE_BYTES[self._job.model.dtype]
         more = Term("buffers", "embedding of a further micro-batch", (count - 1) * bool(self._rows), embedded)
-        return MemoryEstimate(terms=(*found.terms, more))
+        return MemoryEstimate(terms=(*estimate.terms, more))
 
     # ---- what is measured -------------------------------------------------------------------------
 
@@ -200,18 +200,18 @@ class Bench:
         loops = _BLOCK_LOOPS + (_OWNER_LOOPS if self._rows else 0) + (_PART_LOOPS if self._subnets > 1 else 0)
         each_s = budget_s / (len(self.sizes) * loops + _ONCE_LOOPS)
         shares = dict.fromkeys(PART_OF.values(), part_subnets(self._subnets) / self._subnets)
-        found: list[WorkTime] = []
+        times: list[WorkTime] = []
         once: dict[Work, Quartiles] = {}
         with torch.random.fork_rng(devices=[]):
             for size in self.sizes:
                 sized, unsized = self._at_size(size, timer, each_s)
-                found += [spread.at(work, *size, share=shares.get(work, 1.0)) for work, spread in sized.items()]
+                times += [spread.at(work, *size, share=shares.get(work, 1.0)) for work, spread in sized.items()]
                 once = once or unsized
             once |= self._once(timer, each_s, disk)
-            found += [spread.at(work) for work, spread in once.items()]
+            times += [spread.at(work) for work, spread in once.items()]
             handled_s = handling_s(whole_plan(self._plan), NODE, timer.cpu or timer.clock)
             return MeasuredWork(
-                tuple(found),
+                tuple(times),
                 self.activation_token_bytes(),
                 self._rested_s(timer, budget_s),
                 handled_s,
@@ -247,16 +247,16 @@ class Bench:
 
     def _at_size(self, size: Size, timer: Timer, each_s: float) -> tuple[dict[Work, Quartiles], dict[Work, Quartiles]]:
         """Time the works of one size; return the works that depend on the size, and those that do not."""
-        found: dict[Work, Quartiles] = {}
+        spreads: dict[Work, Quartiles] = {}
         for cycle in self._cycles(size):
             with self._forgetting():
-                found |= timer.measure(cycle, budget_s=each_s)
+                spreads |= timer.measure(cycle, budget_s=each_s)
         if self._block == 0:  # block 0 has no trainable block below it; its cost bounds the other works
             for work, lowest in _WITH_LOWEST.items():
-                if lowest in found:
-                    found.setdefault(work, found[lowest])
-        unsized: dict[Work, Quartiles] = {work: found.pop(work) for work in _UNSIZED if work in found}
-        return found, unsized
+                if lowest in spreads:
+                    spreads.setdefault(work, spreads[lowest])
+        unsized: dict[Work, Quartiles] = {work: spreads.pop(work) for work in _UNSIZED if work in spreads}
+        return spreads, unsized
 
     def _cycles(self, size: Size) -> Iterator[Cycle]:
         hidden, mask, grad = self._random(size), uneven_mask(size), self._random(size, is_gradient=True)
@@ -273,13 +273,13 @@ class Bench:
             yield from (self._embed, self._head, self._head_free)
 
     def _once(self, timer: Timer, each_s: float, disk: Path | None) -> dict[Work, Quartiles]:
-        found: dict[Work, Quartiles] = {}
+        spreads: dict[Work, Quartiles] = {}
         if self._rows is not None:
-            found |= timer.measure(self._hand_over, budget_s=each_s)
+            spreads |= timer.measure(self._hand_over, budget_s=each_s)
         if disk is not None:
             with folder_in(disk, is_needed=self._job.train.checkpoint_every > 0) as folder:
-                found |= timer.measure(self._save(folder), budget_s=each_s)
-        return found
+                spreads |= timer.measure(self._save(folder), budget_s=each_s)
+        return spreads
 
     # ---- the loops --------------------------------------------------------------------------------
 
@@ -493,12 +493,12 @@ class HelperBench:
         return lambda laps: laps.lap(Work.FIT, fit)
 
     def _pairs(self, size: Size) -> Pieces:
-        found: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
         for site in self._sites:
             if site.source == site.name:
-                found[f"{site.name}.x"] = torch.randn(size.rows, size.tokens, site.inputs, dtype=self._dtype)
-            found[f"{site.name}.grad"] = torch.randn(size.rows, size.tokens, site.outputs, dtype=self._dtype)
-        return to_file(found, {})
+                tensors[f"{site.name}.x"] = torch.randn(size.rows, size.tokens, site.inputs, dtype=self._dtype)
+            tensors[f"{site.name}.grad"] = torch.randn(size.rows, size.tokens, site.outputs, dtype=self._dtype)
+        return to_file(tensors, {})
 
 
 _HELLO = frames.Hello(run_id="measure", placement_number=0, source="measured", digest="")
@@ -540,9 +540,9 @@ def _unlike_blocks(folder: Path, family: Family, config: Mapping[str, Any]) -> l
     """
     if not family.layout.instead:
         return []
-    names, found = base_tensors(folder, config), range(model_dimensions(config).num_blocks)
+    names, blocks = base_tensors(folder, config), range(model_dimensions(config).num_blocks)
     paths = [path for _, path in family.layout.instead]
-    return [block for block in found if any(f"{family.block_prefix}{block}.{path}.weight" in names for path in paths)]
+    return [block for block in blocks if any(f"{family.block_prefix}{block}.{path}.weight" in names for path in paths)]
 
 
 def check_room(needs: MemoryEstimate, memory_bytes: int) -> None:
@@ -731,6 +731,6 @@ def known_labels(job_labels: tuple[str, ...], real: OwnerDataset | None, *, has_
     """
     if not has_classes:
         return ()
-    own: set[Any] = {*real.labels, *real.eval_labels} if real else set()
-    labels = sorted({*job_labels, *own})
+    classes: set[Any] = {*real.labels, *real.eval_labels} if real else set()
+    labels = sorted({*job_labels, *classes})
     return tuple([*labels, *(name for name in ("(one)", "(other)") if name not in labels)][: max(2, len(labels))])

@@ -93,7 +93,7 @@ class NodeExecutor:
         self._scoring = ScoreCollector(self._hosted.skeleton, self._course)
         self._flows = MicroBatches(plan.course, dtype=self._hosted.dtype, device=torch.device(device))
         self.offloading = OffloadRunner(plan, node, self._hosted.parts, self._hosted.kinds, self._flows)
-        helped = {block for one in plan.placement.helpers_of(node) for block in range(one.start, one.stop)}
+        helped = {block for helper in plan.placement.helpers_of(node) for block in range(helper.start, helper.stop)}
         self._trained_here = {*range(self._slice.start, self._slice.stop)} - helped
         self._replica = Replica(plan, node, self._hosted)
         self._forwards = ForwardRunner(plan, node, self._hosted, self._versions, self._scoring, self.offloading)
@@ -139,7 +139,7 @@ class NodeExecutor:
         return {
             "device": device_name(self.device.type),
             **({"peak_device_bytes": memory.peak, "device_bytes": memory.total} if memory else {}),
-            **{name: value for one in self.techniques.values() for name, value in one.figures.items()},
+            **{name: value for technique in self.techniques.values() for name, value in technique.figures.items()},
             "peak_versions": self._versions.peak_versions,
             "peak_version_bytes": self._versions.peak_extra_bytes,
         }
@@ -384,9 +384,9 @@ class NodeExecutor:
         with self._of_item(key):
             if key.payload == Payload.UNIT_GRAD:
                 owner = self._owner(key)[0]
-                found = owner.unit_grad(key.boundary)
+                grad = owner.unit_grad(key.boundary)
                 require_finite_grads(owner.units[key.boundary], f"the {unit_name(key.boundary, self._course.head)}")
-                return found
+                return grad
             if key.payload == Payload.REPLICA_GRAD:
                 return self._replica.grads(key, self._items[key.seq])
             return self.offloading.take_parcel(key)
@@ -462,8 +462,8 @@ class NodeExecutor:
         require_finite_values(self.offloading.installed, "the helpers of this node")
         require_finite_values(self._owner(None)[0].parameters if with_head else {}, "the head")
         private = range(0 if with_private else self._plan.placement.private_blocks)
-        own = range(self._slice.start, self._slice.stop)
-        without = (*private, *(own if not collected_blocks(self._plan.placement, self._slice.node) else ()))
+        hosted = range(self._slice.start, self._slice.stop)
+        without = (*private, *(hosted if not collected_blocks(self._plan.placement, self._slice.node) else ()))
         skeleton, task, kept = self._hosted.skeleton, self._job.model.task, self._hosted.parts.kept
         if sets := self.offloading.sets():
             kinds = self.offloading.other_kinds(self._job, self._folder)
@@ -576,8 +576,8 @@ class CheckpointPart:
     @property
     def trained(self) -> dict[str, nn.Parameter]:
         """Trained tensors here: of the slice, and of other hosts' blocks fitted here."""
-        own = self._hosted.blocks.parameters(self._piece.start, self._piece.stop)
-        return own | self._hosted.parts.fitted()
+        slice_parameters = self._hosted.blocks.parameters(self._piece.start, self._piece.stop)
+        return slice_parameters | self._hosted.parts.fitted()
 
     @property
     def vectors(self) -> dict[str, torch.Tensor]:
@@ -619,10 +619,10 @@ class CheckpointPart:
         installed = {name: value for name, value in self._offloading.installed.items() if block_of(name) in blocks}
         is_sum = self._course.helper_settings.users == COLLABORATION
         file = TensorFile(write_tensors(_for_node(tensors, installed, is_sum=is_sum)), where=_WHERE)
-        own = ShardContent(trained, self._hosted.optimizers, installed=installed, where=_WHERE, part="blocks")
-        state, sums = own.state(), GradientSums(self._offloading.added_up(trained))
+        content = ShardContent(trained, self._hosted.optimizers, installed=installed, where=_WHERE, part="blocks")
+        state, sums = content.state(), GradientSums(self._offloading.added_up(trained))
         given = {prefix: small_tensors(file, prefix) for prefix in (VECTORS, PAIRS, SUMS)}
-        state.check(file, besides=tuple(f"{prefix}{name}" for prefix, found in given.items() for name in found))
+        state.check(file, besides=tuple(f"{prefix}{name}" for prefix, vectors in given.items() for name in vectors))
         sums.check(given[SUMS], where=_WHERE)
         for prefix, vectors in ((VECTORS, self._vectors), (PAIRS, self._offloading.vectors)):
             if vectors is not None:
@@ -634,8 +634,8 @@ class CheckpointPart:
     def _content(self) -> ShardContent:
         """Return what this node has, without the adapters that helpers train."""
         trained = self.trained
-        found: dict[str, ExtraTensors] = {} if self._vectors is None else {"velora": self._vectors}
-        return ShardContent(trained, self._hosted.optimizers, {**found, **self._offloading.saved(trained)})
+        velora: dict[str, ExtraTensors] = {} if self._vectors is None else {"velora": self._vectors}
+        return ShardContent(trained, self._hosted.optimizers, {**velora, **self._offloading.saved(trained)})
 
 
 def _for_node(

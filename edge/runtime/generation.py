@@ -183,8 +183,8 @@ class TextWriter:
         """Compare a text that is complete with its answers, and write it to the owner's file."""
         said, prompt = text.close(), text.prompt
         if self.file is not None:
-            found = {"predicted": said, "tokens": text.num_tokens}
-            line = {"number": number, "row": dict(prompt.row), "predicted": found, "is_cut": text.is_cut}
+            predicted = {"predicted": said, "tokens": text.num_tokens}
+            line = {"number": number, "row": dict(prompt.row), "predicted": predicted, "is_cut": text.is_cut}
             with storage_errors(self.file), self.file.open("a" if number else "w", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         values = {GENERATED: 1.0, NEW_TOKENS: float(text.num_tokens)}

@@ -244,8 +244,8 @@ class Replica:
         """
         if not self._names:
             return
-        own = [key for key in self._came if (key.seq, key.boundary) == (update.seq, update.start)]
-        ranks = {key.micro: self._came.pop(key) for key in own}
+        keys = [key for key in self._came if (key.seq, key.boundary) == (update.seq, update.start)]
+        ranks = {key.micro: self._came.pop(key) for key in keys}
         for name, parameter in self._hosted.blocks.parameters(update.start, update.stop).items():
             total = None
             for rank in range(len(self._names)):

@@ -476,16 +476,16 @@ class PairVectors:
     """VeLoRA's vectors of a node's pairs: of a host that projects them, and of helpers that were sent them.
 
     Args:
-        own: of the host; None = it has no helpers.
+        host: vectors of the host; None = it has no helpers.
         shown: decoders of the helper.
     """
 
-    def __init__(self, own: Vectors | None, shown: Sequence[PairWire]) -> None:
-        self._own, self._shown = own, shown
+    def __init__(self, host: Vectors | None, shown: Sequence[PairWire]) -> None:
+        self._host, self._shown = host, shown
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the vectors by site; of the host all, empty before the first micro-batch."""
-        vectors = {} if self._own is None else self._own.tensors()
+        vectors = {} if self._host is None else self._host.tensors()
         return vectors | {site: value for wire in self._shown for site, value in wire.known.items()}
 
     def check(self, tensors: Mapping[str, torch.Tensor], *, where: str) -> None:
@@ -493,17 +493,17 @@ class PairVectors:
 
         Raises ``IntegrityError``: sites or sizes differ.
         """
-        vectors = {} if self._own is None else self._own.tensors()
+        vectors = {} if self._host is None else self._host.tensors()
         known = vectors.keys() | {site for wire in self._shown for site in wire.inputs}
         if odd := sorted(tensors.keys() - known):
             raise IntegrityError(f"{where} has a vector of {odd[0]}, which is not projected here")
-        if self._own is not None:
-            self._own.check({name: tensors[name] for name in vectors if name in tensors}, where=where)
+        if self._host is not None:
+            self._host.check({name: tensors[name] for name in vectors if name in tensors}, where=where)
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Replace all vectors."""
-        if self._own is not None:
-            self._own.load({name: tensors[name] for name in self._own.tensors()})
+        if self._host is not None:
+            self._host.load({name: tensors[name] for name in self._host.tensors()})
         for wire in self._shown:
             wire.learn(tensors)
 
@@ -512,15 +512,15 @@ class PairVectors:
 
         Raises ``IntegrityError``: sizes differ, or a block has none: a new vector would change the result.
         """
-        if self._own is not None:
-            names = [name for name in self._own.tensors() if block_of(name) in blocks]
+        if self._host is not None:
+            names = [name for name in self._host.tensors() if block_of(name) in blocks]
             shown = {block_of(name) for name in names if name in tensors and tensors[name].numel()}
             if lacking := sorted({block_of(name) for name in names} - shown):
                 raise IntegrityError(
                     f"{where} have no vector of the pairs of block {lacking[0]}, which earlier versions did not save "
                     "at a helper; resume the run on its own nodes"
                 )
-            self._own.load_blocks({name: tensors.get(name, torch.zeros(0)) for name in names}, blocks, where=where)
+            self._host.load_blocks({name: tensors.get(name, torch.zeros(0)) for name in names}, blocks, where=where)
         for wire in self._shown:
             wire.learn(tensors)
 
