@@ -170,7 +170,7 @@ def _joined(
         except OSError as error:
             raise StorageError(f"{name} from {peer} can't be written: {error.strerror}; make room") from error
         if is_last:
-            return Pieces.of(file.getbuffer()) if isinstance(file, io.BytesIO) else OpenFilePieces(file)
+            return Pieces.of(file.getvalue()) if isinstance(file, io.BytesIO) else OpenFilePieces(file)
     raise IntegrityError(f"{name} from {peer} is not complete; try again")
 
 

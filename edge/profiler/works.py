@@ -29,8 +29,10 @@ with little more than that freed memory is returned at once, as in such a run. I
 from __future__ import annotations
 
 import dataclasses
+import logging
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,7 +46,18 @@ from edge.data.examples import Values
 from edge.data.tokens import Batch
 from edge.machine.accelerator import settle_of
 from edge.machine.resources import fit_heap
-from edge.profiler.timing import Cycle, Laps, MeasuredWork, Quartiles, Timer
+from edge.profiler.timing import (
+    CpuClock,
+    Cycle,
+    Laps,
+    MeasuredWork,
+    ProfileCache,
+    Quartiles,
+    Timer,
+    TimingRequest,
+    cache_key,
+    window_of,
+)
 from edge.runtime.executor import NodeExecutor
 from edge.runtime.loop import AgentRun
 from edge.runtime.reporter import Entry, Failed, Reporter, TurnDone
@@ -57,9 +70,10 @@ from ringtune.costs.memory_estimate import node_memory
 from ringtune.costs.memory_sizes import DTYPE_BYTES
 from ringtune.costs.memory_terms import MemoryEstimate
 from ringtune.costs.model_facts import computed_token_bytes
-from ringtune.costs.profile import PART_OF, ModelFacts, Work, WorkTime
+from ringtune.costs.profile import PART_OF, ModelFacts, TimedShape, Work, WorkTime
 from ringtune.errors import CapacityError, DeadlineError, FrameError, StorageError, error_from_name
 from ringtune.job.job import Job
+from ringtune.machine.resources import cpu_quota
 from ringtune.models.adapter_config import fullest_block
 from ringtune.models.adapter_support import offload_refusal
 from ringtune.models.families import FAMILIES
@@ -98,6 +112,75 @@ _WITH_LOWEST: Final = {
     Work.BACKWARD_PART: Work.BACKWARD_LOWEST_PART,
 }
 """Works of a block with trainable ones below it -> works of the lowest trainable block."""
+
+
+_LOG = logging.getLogger(__name__)
+
+
+def timings(
+    job: Job,
+    model: ModelFacts,
+    dataset: OwnerDataset | None,
+    *,
+    shape: TimedShape,
+    device: str,
+    hardware: str,
+    state: Path | None,
+    timing: TimingRequest,
+    memory_bytes: int,
+    data_bytes: int = 0,
+) -> MeasuredWork:
+    """Time every kind of work at this node, or return the timings of an earlier measurement.
+
+    Without ``dataset`` the node is no owner; without ``state``, its folder, there is no cache, and saving is not timed.
+    ``memory_bytes`` limit the measurement, rows and tokenizer (``data_bytes``) included. ``shape``, of the job at this
+    node, and ``hardware``, processor and the share of it that may be used, are part of the cache's key.
+
+    Raises:
+        ModelError: the model folder can't be used.
+        JobError: the adapter configuration can't be split.
+        CapacityError: one block with micro-batches of the job's size does not fit here.
+    """
+    key = cache_key(
+        model=model.digest,
+        hardware=hardware,
+        shape=shape,
+        batch=(job.train.batch_size, job.train.microbatches),
+        classes=len({*job.data.labels, *dataset.labels}) if dataset else -1,
+        neighbours=timing.neighbours,
+        torch=torch.__version__,
+    )
+    cache = ProfileCache(state) if state is not None else None
+    measured = cache.find(key, budget_s=timing.budget_s) if cache and not timing.is_fresh else None
+    if measured is not None:
+        return measured
+    started_s = time.monotonic()
+    folder = Path(job.model.path)
+    bench = Bench(
+        folder,
+        job,
+        dataset,
+        model=model,
+        memory_bytes=memory_bytes,
+        data_bytes=data_bytes,
+        device=device,
+        subnets=shape.subnets,
+        frozen=timing.frozen,
+    )
+    quota = cpu_quota()
+    cpu = CpuClock.of(quota, torch.get_num_threads()) if device == "cpu" else None
+    timer = Timer(window_s=window_of(quota), settle=bench.settle(), cpu=cpu)
+    measured = bench.measure(timer, budget_s=timing.budget_s, disk=state)
+    _LOG.info("measured %d points in %.1f s", len(measured.work_times), time.monotonic() - started_s)
+    if cache is not None:
+        cache.put(key, measured, budget_s=timing.budget_s)
+    return measured
+
+
+def full_size_s(measured: MeasuredWork, work: Work) -> float:
+    """Median seconds of a work at the largest measured size; 0 if it was not measured."""
+    points = [point for point in measured.work_times if point.work == work]
+    return max(points, key=lambda point: point.size).median_s if points else 0.0
 
 
 class Bench:

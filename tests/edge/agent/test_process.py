@@ -27,7 +27,7 @@ from ringtune.transport.speaker import Removal, Removals, Speaker, speaking_as
 from ringtune.v1 import control_pb2
 from tests.coordinator.server.test_certificate_authority import running
 from tests.support.trust_parts import DAY_S
-from tests.support.two_agents import RUN, TwoAgents
+from tests.support.two_agents import JOB, OTHER, RUN, FakeWorkshop, TwoAgents
 
 WAIT_S = 20.0
 
@@ -133,8 +133,12 @@ def test_last_turns_are_saved_between_the_end_of_a_run_and_its_release(caplog: p
     assert caplog.text.count("the last turns of run run are not saved: waited 60 s") == 1
 
 
-def test_last_turns_are_saved_after_the_end_that_another_thread_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Links, whose peers are gone, take their time to close; only then does the run let go of the node's folder."""
+@pytest.mark.parametrize("then", ["save", "inspect"])
+def test_end_that_another_thread_has_begun_is_awaited(then: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Links, whose peers are gone, take their time to close; only then does the run let go of the node's folder.
+
+    So its last turns are saved, and another run begins, after that.
+    """
     two, done, is_closing, may_close = TwoAgents(), list[str](), threading.Event(), threading.Event()
     agent: Any = two.agents["a"]
     two.prepare_all()
@@ -154,23 +158,28 @@ def test_last_turns_are_saved_after_the_end_that_another_thread_has_begun(monkey
         may_close.set()
         await_end(timeout_s)
 
-    def save() -> None:
-        done.append("save")
+    def after(*_: Any, **__: Any) -> tuple[dict[str, Any], None]:
+        done.append(then)
         may_close.set()
+        return {}, None
 
     monkeypatch.setattr(ActiveRun, "stop", stop)
     monkeypatch.setattr(ActiveRun, "drop", drop)
-    agent.await_end, agent.moves.save = await_end, save
+    agent.await_end, agent.moves.save = await_end, after
+    monkeypatch.setattr(FakeWorkshop, "inspect", after)
     ending = threading.Thread(target=agent.end, args=(agent.current(), "a peer is gone"))
     ending.start()
     try:
         assert is_closing.wait(WAIT_S)
-        give_up(agent, "", "gone")
+        if then == "save":
+            give_up(agent, "", "gone")
+        else:
+            agent.inspect(OTHER, JOB, None, timeout_s=WAIT_S)
     finally:
         may_close.set()
         ending.join(WAIT_S)
         two.close()
-    assert done[:2] == ["drop a", "save"]
+    assert done[:2] == ["drop a", then]
 
 
 def test_signal_is_taken_while_the_main_thread_holds_the_lock_of_what_it_waits_for(

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import grpc
 import pytest
 
-from edge.agent.servicer import AgentServicer
+from edge.agent.process import AgentServicer
 from ringtune.errors import PlanError, RingTuneError
 from ringtune.storage.pieces import Pieces
 from ringtune.transport.status import error_of_status

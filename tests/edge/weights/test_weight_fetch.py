@@ -16,7 +16,7 @@ import torch
 
 from edge.model.tensor_files import SafetensorsFiles
 from edge.options import AgentOptions
-from edge.runtime.node_model import host
+from edge.runtime.executor import host
 from edge.techniques.offload.sites import adapter_weights
 from edge.weights import weight_fetch
 from edge.weights.weight_cache import CheckedFile, ModelCache
