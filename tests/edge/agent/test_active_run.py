@@ -125,5 +125,5 @@ def test_channels_of_an_audit_are_closed_with_the_run(monkeypatch: pytest.Monkey
     monkeypatch.setattr(active_run, "open_stub", lambda node, address: (channel, stub))
     with pytest.raises(InterruptedRunError, match="run r was released while node b repeated work of it"):
         active.audit_stub("c", "127.0.0.1:1")
-    with pytest.raises(ValueError, match="(?i)channel closed|closed channel"):
+    with pytest.raises(ValueError, match=r"(?i)channel closed|closed channel"):
         stub.Fetch(asked)
