@@ -447,7 +447,7 @@ class AgentMigration:
         raise self._not_kept(problem, "the head", step, {*holders})
 
     def _not_kept(self, problem: RingTuneError, what: str, step: int, holders: Set[str]) -> IntegrityError:
-        """Make the error of what none of the nodes ``asked`` has; it names as peer a single one that is not this."""
+        """Make the error of what none of ``holders`` has; it names as peer a single one that is not this node."""
         error = IntegrityError(
             f"no node has {what} after step {step} as it was trained: {problem}; resume the run from its newest "
             "checkpoint with --resume"

@@ -249,14 +249,8 @@ def test_agent_lost_link_is_reported_with_the_peer(ring: TwoAgents) -> None:
     assert [request.node for request in ring.requests if request.error] == ["a"]
 
 
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        ("FrameError", "node b refused a frame of node a: it has another shape"),
-        ("DivergedError", "node b refused a frame of node a: it has another shape"),
-    ],
-)
-def test_agent_refused_frame_of_ours_ends_the_run(ring: TwoAgents, error: str, message: str) -> None:
+@pytest.mark.parametrize("error", ["FrameError", "DivergedError"])
+def test_agent_refused_frame_of_ours_ends_the_run(ring: TwoAgents, error: str) -> None:
     """A peer that dropped our tensor will wait for ever: the run fails with its reason, at once."""
     from edge.transport.frames import Ack
 
@@ -266,6 +260,7 @@ def test_agent_refused_frame_of_ours_ends_the_run(ring: TwoAgents, error: str, m
     active.on_ack("b", Ack(credits=0, boundary=0, refusal="it has another shape", error=error))
     ring.wait_for(lambda requests: any(request.error for request in requests))
     failed = next(request for request in ring.requests if request.error)
+    message = "node b refused a frame of node a: it has another shape"
     assert (failed.error, failed.message, failed.lost_peer) == (error, message, "b")
 
 

@@ -6,7 +6,7 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,13 +17,15 @@ import pytest
 from coordinator.server.certificate_authority import Authority
 from edge.agent import process
 from edge.agent.active_run import ActiveRun
-from edge.agent.process import CoordinatorCalls, count_rows, give_up, run_agent
+from edge.agent.process import AgentServicer, CoordinatorCalls, count_rows, give_up, run_agent
 from edge.checkpoint.snapshots import TurnSnapshots
 from edge.options import AgentOptions
-from ringtune.errors import DataError, DeadlineError
+from ringtune.errors import DataError, DeadlineError, PlanError, RingTuneError
+from ringtune.storage.pieces import Pieces
 from ringtune.transport.identity import read_identity
 from ringtune.transport.parties import node_party
 from ringtune.transport.speaker import Removal, Removals, Speaker, speaking_as
+from ringtune.transport.status import error_of_status
 from ringtune.v1 import control_pb2
 from tests.coordinator.server.test_certificate_authority import running
 from tests.support.trust_parts import DAY_S
@@ -180,6 +182,31 @@ def test_end_that_another_thread_has_begun_is_awaited(then: str, monkeypatch: py
         ending.join(WAIT_S)
         two.close()
     assert done[:2] == ["drop a", then]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (PlanError("no such tensor"), PlanError, "no such tensor"),
+        (OSError("gone"), RingTuneError, r"OSError at \S+: gone"),
+    ],
+)
+def test_collect_keeps_the_form_of_an_error_while_it_streams(
+    error: Exception, kind: type[RingTuneError], message: str
+) -> None:
+    """Files are read while they are sent: what fails then is told as any other error of this node."""
+
+    def content() -> Iterator[bytes]:
+        yield b"begin"
+        raise error
+
+    def abort(code: grpc.StatusCode, details: str) -> None:
+        raise error_of_status(code.name, details, peer="node a")
+
+    agent: Any = SimpleNamespace(collect=lambda run_id, **_: {"adapter.safetensors": Pieces(10, content)})
+    context: Any = SimpleNamespace(time_remaining=lambda: 5.0, abort=abort)
+    with pytest.raises(kind, match=message):
+        list(AgentServicer(agent).Collect(control_pb2.CollectRequest(run_id="r"), context))
 
 
 def test_signal_is_taken_while_the_main_thread_holds_the_lock_of_what_it_waits_for(

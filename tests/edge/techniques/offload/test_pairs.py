@@ -480,14 +480,6 @@ def test_state_of_a_helper_without_the_vectors_of_its_pairs_is_refused() -> None
         host.load_blocks({"1.a": torch.ones(2)}, {0, 1}, where="the blocks")
 
 
-def test_file_of_another_version_is_refused() -> None:
-    """Weights of the update before, or after, are no weights of this one."""
-    file = to_file({"0.a": torch.ones(2)}, {"version": "3"})
-    assert torch.equal(from_file(file, {"version": "3"}, where="the weights")["0.a"], torch.ones(2))
-    with pytest.raises(IntegrityError, match="the weights are of version '3', not '4'"):
-        from_file(file, {"version": "4"}, where="the weights")
-
-
 @pytest.mark.parametrize("model_type", ["bert", "gpt2"])
 @pytest.mark.parametrize("adapter", ["seq_bn[reduction_factor=4,ln_before=True]", offload.KINDS[-1]])
 @pytest.mark.sampled(1)
