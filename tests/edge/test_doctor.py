@@ -291,8 +291,9 @@ def test_doctor_checks_the_certificate_of_a_coordinator(tmp_path: Path, case: st
     assert text in found.found
 
 
-def test_doctor_says_why_a_coordinator_can_not_be_talked_to() -> None:
+def test_doctor_says_why_a_coordinator_can_not_be_talked_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a certificate gRPC knows a closed socket only; the remedy is in the line."""
+    monkeypatch.setattr("edge.doctor._CALL_S", 0.05)  # a call that waits for a connection ends then in any case
     with serving(COORDINATOR_ITSELF) as (address, _):
         (found,) = check_coordinator(address)
     assert found.level is Level.FAIL

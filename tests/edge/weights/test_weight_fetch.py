@@ -271,8 +271,9 @@ def test_weights_fetch_ends_at_its_deadline_and_when_it_is_stopped(tmp_path: Pat
             sources.fetch(files, wanted(timeout_s=3600.0, idle_s=3600.0, stop=stop))
 
 
-def test_weights_fetch_ends_when_every_source_is_gone(tmp_path: Path) -> None:
+def test_weights_fetch_ends_when_every_source_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a few tries, with what to do."""
+    monkeypatch.setattr(weight_fetch, "_BACK_OFF_S", (0.0,) * 4)
     folder = write_bert(tmp_path / "m")
     with serving(folder) as server, Sources([f"127.0.0.1:{server.port}"]) as sources:
         manifest = sources.manifest(wanted(), digest(folder))
@@ -283,16 +284,23 @@ def test_weights_fetch_ends_when_every_source_is_gone(tmp_path: Path) -> None:
 
 def test_weights_manifest_is_waited_for_while_a_run_is_not_known_yet(tmp_path: Path) -> None:
     """Nodes are asked to inspect at about the same time; whoever is first asks again."""
-    folder = write_bert(tmp_path / "m")
-    offers = Offers()
-    with serving(None, offers=offers) as server, Sources([f"127.0.0.1:{server.port}"]) as sources:
-        timer = threading.Timer(0.5, lambda: offers.put(RUN, folder))
-        timer.start()
+    folder, asked = write_bert(tmp_path / "m"), threading.Event()
+
+    class Late(Offers):
+        def manifest(self, request: weights_pb2.ManifestRequest, *, is_node: bool = False) -> weights_pb2.ManifestReply:
+            if asked.is_set():
+                self.put(RUN, folder)
+            asked.set()
+            return super().manifest(request, is_node=is_node)
+
+    with serving(None, offers=Late()) as server, Sources([f"127.0.0.1:{server.port}"]) as sources:
         assert sources.manifest(wanted(), digest(folder)) == ModelSource(folder).manifest
-        timer.join()
-        offers.drop(RUN)
-        with pytest.raises(DeadlineError):
-            sources.manifest(wanted(timeout_s=0.5), digest(folder))
+    with (
+        serving(None, offers=Offers()) as server,
+        Sources([f"127.0.0.1:{server.port}"]) as sources,
+        pytest.raises(DeadlineError),
+    ):
+        sources.manifest(wanted(timeout_s=0.2), digest(folder))
 
 
 def test_weights_manifest_nobody_has_says_who_was_asked(tmp_path: Path) -> None:
