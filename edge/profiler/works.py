@@ -760,7 +760,7 @@ class SizedRows:
     def batch(self, course: Course, item: Item) -> Batch:
         """Make a batch of the set size; takes at least as long as a batch of real rows."""
         kind = StepKind.EVALUATE if item.kind is StepKind.EVALUATE and self._real.eval_rows else StepKind.TRAIN
-        real = self._real.batch(course, _first(item, kind))
+        real = self._real.batch(course, dataclasses.replace(item, kind=kind, batch=0))
         if (kind, self._size) not in self._made:
             self._made[kind, self._size] = resized(real, self._size, self._task)
         return self._made[kind, self._size]
@@ -768,10 +768,6 @@ class SizedRows:
     def score(self, course: Course, item: Item, batch: Batch, predictions: torch.Tensor | None) -> Values:
         """Score the predictions with the real rows, as an evaluation does."""
         return self._real.score(course, item, batch, predictions)
-
-
-def _first(item: Item, kind: StepKind) -> Item:
-    return Item(seq=item.seq, kind=kind, step=item.step, owner=item.owner, batch=0, rows=item.rows, turn=item.turn)
 
 
 def resized(batch: Batch, size: Size, task: str) -> Batch:

@@ -395,33 +395,23 @@ class PairWire:
 
     Args:
         wire: one of ``PAIRS``.
-        inputs: width of each x that is projected, by the name of its site.
         parts: sub-tokens of an x with ``velora``, see ``ringtune.schedule.saved_activations.Velora``.
 
     Attributes:
+        inputs: width of each x that is projected, by the name of its site.
         vectors: of a host with ``velora``, for checkpoints; otherwise None.
+        known: the vectors that a helper was sent, by site.
     """
 
     def __init__(self, wire: str, inputs: Mapping[str, int], *, parts: int = DEFAULT_PARTS, seed: int = 0) -> None:
-        self._wire, self._inputs = wire, dict(inputs)
-        sizes = {name: subtoken_size(size, min(parts, size)) for name, size in inputs.items()}
-        self.vectors = Vectors(sizes, init="average", seed=seed) if wire == VELORA else None
-        self._sizes = sizes
-        self._known: dict[str, torch.Tensor] = {}
-
-    @property
-    def inputs(self) -> Mapping[str, int]:
-        """Width of each x that is projected, by the name of its site."""
-        return self._inputs
-
-    @property
-    def known(self) -> dict[str, torch.Tensor]:
-        """The vectors that a helper was sent, by site."""
-        return dict(self._known)
+        self._wire, self.inputs = wire, dict(inputs)
+        self._sizes = {name: subtoken_size(size, min(parts, size)) for name, size in inputs.items()}
+        self.vectors = Vectors(self._sizes, init="average", seed=seed) if wire == VELORA else None
+        self.known: dict[str, torch.Tensor] = {}
 
     def learn(self, vectors: Tensors) -> None:
         """Take vectors that another helper was sent; those of sites without projections are ignored."""
-        self._known |= {site: value for site, value in vectors.items() if site in self._inputs and value.numel()}
+        self.known |= {site: value for site, value in vectors.items() if site in self.inputs and value.numel()}
 
     def encode(self, pairs: Tensors) -> dict[str, torch.Tensor]:
         """Return the encoded pairs; with ``velora`` a projected pair has its vector beside it."""
@@ -433,7 +423,7 @@ class PairWire:
         encoded: dict[str, torch.Tensor] = {}
         for name, tensor in pairs.items():
             site = name.removesuffix(_X)
-            if self.vectors is not None and name.endswith(_X) and site in self._inputs:
+            if self.vectors is not None and name.endswith(_X) and site in self.inputs:
                 encoded |= self._projected(self.vectors, site, tensor)
             else:
                 encoded[name] = tensor
@@ -444,7 +434,7 @@ class PairWire:
         vectors = {name.removesuffix(_VECTOR): value for name, value in sent.items() if name.endswith(_VECTOR)}
         if odd := sorted(site for site, vector in vectors.items() if vector.shape != (self._sizes.get(site, -1),)):
             raise IntegrityError(f"a vector {list(vectors[odd[0]].shape)} of {shown(odd[0])} came, which is none here")
-        self._known |= vectors
+        self.known |= vectors
         decoded: dict[str, torch.Tensor] = {}
         for name, tensor in sent.items():
             if self._wire == VELORA and name.endswith(_Z):
@@ -461,7 +451,7 @@ class PairWire:
         return {site + _Z: project(x, vector).view(*x.shape[:2], -1), site + _VECTOR: vector}
 
     def _rebuilt(self, site: str, z: torch.Tensor) -> torch.Tensor:
-        vector, inputs = self._known.get(site), self._inputs.get(site)
+        vector, inputs = self.known.get(site), self.inputs.get(site)
         if vector is None or inputs is None:
             raise IntegrityError(f"a projection of {site} came, but not the vector that it was projected on")
         if vector.shape != (self._sizes[site],) or z.dim() != 3 or z.shape[2] != -(-inputs // len(vector)):
