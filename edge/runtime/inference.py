@@ -29,7 +29,7 @@ from edge.data.dataset import SOURCES
 from edge.data.images import ImageExamples
 from edge.data.prompts import Prompt, PromptReader
 from edge.data.text_pieces import Ends, TextPieces, ends_with
-from edge.data.tokens import Batch, RowFaultError, Text, check_ids
+from edge.data.tokens import IGNORED, Batch, RowFaultError, Text, check_ids
 from edge.machine.libraries import load_libraries
 from edge.model.frozen_weights import FrozenFiles
 from edge.model.heads import require_largest, task_of, text_logits
@@ -186,17 +186,7 @@ class WholeModel:
         128,000. Tokens with which the text of the call before began are not computed again.
         """
         kept = self._keep(ids[:-count])
-        ids_BT = torch.tensor([list(ids[kept:])], dtype=torch.int64, device=self._device)
-        positions_BT = torch.arange(kept, len(ids), device=self._device)[None]
-        nothing = torch.full_like(ids_BT, -100)
-        batch = Batch(
-            ids=ids_BT,
-            mask=torch.ones_like(ids_BT),
-            token_type_ids=torch.zeros_like(ids_BT),
-            labels=nothing,
-            positions=positions_BT,
-        )
-        last_BTD, _ = self._last(batch, self._cache)
+        last_BTD, _ = self._last(text_batch(ids[kept:], kept).to(self._device), self._cache)
         self._cached = list(ids) if self._cache is not None else []
         for part_BTD in torch.split(last_BTD[:, -count:], _LOGITS_AT_ONCE, dim=1):
             yield text_logits(self._head, part_BTD)
@@ -235,6 +225,18 @@ class WholeModel:
         context = self._blocks.context(hidden_BTD, batch.mask, cache)
         hidden_BTD = self._blocks.run(hidden_BTD, batch.mask, context, 0, len(self._skeleton.blocks))
         return head_input(self._skeleton, self._inverse, hidden_BTD, batch)
+
+
+def text_batch(ids: Sequence[int], before: int) -> Batch:
+    """Make a batch (1, T) without targets of tokens of a text that has ``before`` tokens before them."""
+    ids_BT = torch.tensor([list(ids)], dtype=torch.int64)
+    return Batch(
+        ids=ids_BT,
+        mask=torch.ones_like(ids_BT),
+        token_type_ids=torch.zeros_like(ids_BT),
+        labels=torch.full_like(ids_BT, IGNORED),
+        positions=torch.arange(before, before + len(ids))[None],
+    )
 
 
 NextLogits = Callable[[Sequence[int]], torch.Tensor]
