@@ -181,7 +181,7 @@ class Agent:
             StorageError: the folder for shards can't be used.
         """
         deadline_s = time.monotonic() + ANSWER_SHARE * timeout_s
-        self._release_other("", timeout_s)
+        self._release_other("", deadline_s - time.monotonic())
         plan = Plan.from_json(read_object(plan_json, "the received plan"))
         start = StartPoint.of(plan.course, step=goes_on.shard.step, holder=goes_on.holder) if goes_on else None
         taken = self.moves.from_disks(goes_on, job_toml, addresses, deadline_s, sizes)
