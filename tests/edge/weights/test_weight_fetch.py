@@ -571,34 +571,6 @@ def test_weights_source_that_is_damaged_or_runs_code_is_refused(
         Node(tmp_path / "cache", server.port).outline()
 
 
-def test_weights_release_ends_the_fetching(tmp_path: Path) -> None:
-    """From another thread, once the source was asked."""
-    asked = threading.Event()
-
-    class Asked(Offers):
-        def manifest(self, request: weights_pb2.ManifestRequest, *, is_node: bool = False) -> weights_pb2.ManifestReply:
-            asked.set()
-            return super().manifest(request, is_node=is_node)
-
-    offers = Asked()
-    with serving(None, offers=offers) as server:
-        node = Node(tmp_path / "cache", server.port)
-        raised: list[BaseException] = []
-
-        def work() -> None:
-            try:
-                node.outline(sha256="0" * 64)
-            except BaseException as error:
-                raised.append(error)
-
-        worker = threading.Thread(target=work)
-        worker.start()
-        assert asked.wait(30.0)
-        node.borrower.release("")
-        worker.join(30.0)
-    assert [type(error) for error in raised] == [InterruptedRunError]
-
-
 def test_initial_values_are_fetched_by_digest(tmp_path: Path) -> None:
     """From the coordinator, whose model folder is not needed; the file goes with the context; another is refused."""
     content, job = Pieces.of(bytes(range(256)) * 1000), Job(model=Model(path=str(tmp_path / "none")))
