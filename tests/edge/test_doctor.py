@@ -294,6 +294,7 @@ def test_doctor_checks_the_certificate_of_a_coordinator(tmp_path: Path, case: st
 def test_doctor_says_why_a_coordinator_can_not_be_talked_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a certificate gRPC knows a closed socket only; the remedy is in the line."""
     monkeypatch.setattr("edge.doctor._CALL_S", 0.05)  # a call that waits for a connection ends then in any case
+    monkeypatch.setattr("edge.doctor._WHY_S", 60.0)
     with serving(COORDINATOR_ITSELF) as (address, _):
         (found,) = check_coordinator(address)
     assert found.level is Level.FAIL
