@@ -108,11 +108,22 @@ class ActiveRun:
             raise InterruptedRunError(f"run {self.run_id} was released while node {self.node} prepared it")
 
     def audit_stub(self, node: str, address: str) -> Any:
-        """Return what fetches from another node what it keeps for the audit, on one channel until the run ends."""
+        """Return what fetches from another node what it keeps for the audit, on one channel until the run ends.
+
+        Raises ``InterruptedRunError``: the run was released.
+        """
         held = self._channels.get(node)
         if held is None:
             held = self._channels[node] = open_stub(node, address)
+        if self.cancelled.is_set():  # after the entry is made: ``drop`` closes those that it finds
+            self._close_channels()
+            raise InterruptedRunError(f"run {self.run_id} was released while node {self.node} repeated work of it")
         return held[1]
+
+    def _close_channels(self) -> None:
+        for node in list(self._channels):
+            if (held := self._channels.pop(node, None)) is not None:
+                held[0].close()
 
     def figures(self) -> dict[str, Any]:
         """Return this node's figures of the current run, for JSON; raises ``InterruptedRunError`` after its release."""
@@ -230,8 +241,7 @@ class ActiveRun:
         self.executor = self.run = self.reporter = self.saver = self.inactive_state = self.keeper = None
         self.audit = None
         self.links.clear()
-        while self._channels:  # a call that repeats work may open another one meanwhile
-            self._channels.popitem()[1][0].close()
+        self._close_channels()
         keep_freed_memory()  # the next run is measured as in a new process
         release_memory()
 

@@ -130,7 +130,7 @@ class Agent:
             ``profile.NodeFacts`` as JSON; empty if the node has no copy of the model and got no digest.
         """
         deadline_s = time.monotonic() + timeout_s
-        self._release_other(run_id)
+        self._release_other(run_id, timeout_s)
         self.access.inspect(run_id, nodes, shards_run=shards_run)
         job = self.job_of(run_id, job_toml)
         if self.models is not None and self.models.lacks(run_id, job):
@@ -181,7 +181,7 @@ class Agent:
             StorageError: the folder for shards can't be used.
         """
         deadline_s = time.monotonic() + ANSWER_SHARE * timeout_s
-        self._release_other("")
+        self._release_other("", deadline_s - time.monotonic())
         plan = Plan.from_json(read_object(plan_json, "the received plan"))
         start = StartPoint.of(plan.course, step=goes_on.shard.step, holder=goes_on.holder) if goes_on else None
         taken = self.moves.from_disks(goes_on, job_toml, addresses, deadline_s, sizes)
@@ -298,7 +298,7 @@ class Agent:
         if self._ring is not None:
             self._ring.granted(turns)
         if (audit := active.audit) is not None:
-            audit.recorder.keep({_key_of(one): one.ticket for one in keep})
+            audit.recorder.keep({_key_of(tensor): tensor.ticket for tensor in keep})
         run.grant(turns)
         if keep_from_step:
             run.keep_shards_from(keep_from_step)
@@ -600,10 +600,11 @@ class Agent:
         """Wait for an end that another thread carries out; the compute thread then frees the run before later calls."""
         self._ended.wait(timeout_s)
 
-    def _release_other(self, run_id: str) -> None:
+    def _release_other(self, run_id: str, timeout_s: float) -> None:
         active = self._active
         if active is not None and active.run_id != run_id:
             self.end(active, "another run begins")
+        self.await_end(timeout_s)
         self.moves.shelf.drop_others(run_id)
 
     def of(self, run_id: str, placement_number: int | None) -> tuple[ActiveRun, AgentRun]:

@@ -259,8 +259,8 @@ class AgentMigration:
             if source.node != node:
                 files.append(fetcher.blocks(source, step))
             else:
-                own = _own_copies(parts, node)
-                files.append(own.part(step, attempt, source.start, source.stop, sha256=source.sha256))
+                copies = _own_copies(parts, node)
+                files.append(copies.part(step, attempt, source.start, source.stop, sha256=source.sha256))
         if saved.head_from not in ("", node):
             head = fetcher.head(saved.head_from, step, saved.head_sha256)
         elif saved.head_from or goes_on.holder == node:
@@ -308,9 +308,12 @@ class AgentMigration:
             job = agent.models.for_run(run_id, job, plan, timeout_s=timeout_s)
             came = agent.models.fetched_bytes - before
         piece = plan.slice_of(node)
-        asked = read_ahead(Path(job.model.path), range(piece.start, piece.stop))
+        ahead_bytes = read_ahead(Path(job.model.path), range(piece.start, piece.stop))
         _LOG.info(
-            "run %s: next blocks %s, %s fetched, %s read ahead", run_id, piece.text, *map(format_bytes, (came, asked))
+            "run %s: next blocks %s, %s fetched, %s read ahead",
+            run_id,
+            piece.text,
+            *map(format_bytes, (came, ahead_bytes)),
         )
         return came
 
@@ -351,10 +354,10 @@ class AgentMigration:
         fetcher = self._fetcher(to, deadline_s)
         files = tuple(fetcher.blocks(source) for source in to.sources if source.node != self._node)
         fetched_bytes = sum(file.size_bytes for file in files)
-        head, own = None, [source for source in to.sources if source.node == self._node]
-        if own or to.start.holder == self._node:
+        head, from_here = None, [source for source in to.sources if source.node == self._node]
+        if from_here or to.start.holder == self._node:
             snapshot = self.shelf.get(to.run_id, to.from_placement_number)
-            files += tuple(snapshot.part(source.start, source.stop) for source in own)
+            files += tuple(snapshot.part(source.start, source.stop) for source in from_here)
             head = snapshot.head if to.start.holder == self._node else None
         of = _snapshot_metadata(to.run_id, to.from_placement_number)
         return MigratedState(files, of, head, to.shards_run), fetched_bytes
@@ -370,7 +373,7 @@ class AgentMigration:
             IntegrityError: no node has a block, or the head, as it was trained.
         """
         fetcher = self._fetcher(to, deadline_s)
-        fetched = [one for source in to.sources for one in self._checked(to, step, source, fetcher)]
+        fetched = [file for source in to.sources for file in self._checked(to, step, source, fetcher)]
         self.kept.begin(to.run_id)
         self.kept.rewind(step, to.placement_number)
         fetched_bytes = 0
@@ -398,8 +401,8 @@ class AgentMigration:
             is_refused = isinstance(error, TrustError)
             _LOG.warning("blocks [%d, %d) are not taken: %s", source.start, source.stop, error)
         for block in range(source.start, source.stop):
-            others = [one for one in to.others if one.start <= block < one.stop]
-            asked = {source.node, *(one.node for one in others)}
+            others = [other for other in to.others if other.start <= block < other.stop]
+            holders = {source.node, *(other.node for other in others)}
             if not is_refused:
                 others.insert(0, Source(source.node, block, block + 1))  # its other blocks may be right
             for other in others:
@@ -410,7 +413,7 @@ class AgentMigration:
                     problem = error
                     _LOG.warning("block %d is not taken: %s", block, error)
             else:
-                raise self._not_kept(problem, f"block {block}", step, asked)
+                raise self._not_kept(problem, f"block {block}", step, holders)
 
     def _checked_part(self, to: NextPlacement, step: int, source: Source, fetcher: SnapshotFetcher) -> Pieces:
         """Return the blocks that a node, perhaps this one, keeps; raises ``IntegrityError``."""
@@ -427,8 +430,8 @@ class AgentMigration:
     def _checked_head(self, to: NextPlacement, step: int, sha256: str | None, fetcher: SnapshotFetcher) -> Pieces:
         """Return the head that this node keeps, or fetch and keep it."""
         problem: RingTuneError = IntegrityError("nobody has it")
-        asked = [node for node in (to.head_from or self._node, to.other_head) if node]
-        for node in asked:
+        holders = [node for node in (to.head_from or self._node, to.other_head) if node]
+        for node in holders:
             is_own = node == self._node
             try:
                 head = self.kept.head(to.run_id, step) if is_own else fetcher.head(node, step)
@@ -441,16 +444,16 @@ class AgentMigration:
             if not is_own:
                 self.kept.keep_head(to.run_id, step, bytes(head))
             return head
-        raise self._not_kept(problem, "the head", step, {*asked})
+        raise self._not_kept(problem, "the head", step, {*holders})
 
-    def _not_kept(self, problem: RingTuneError, what: str, step: int, asked: Set[str]) -> IntegrityError:
-        """Make the error of what none of the nodes ``asked`` has; it names as peer a single one that is not this."""
+    def _not_kept(self, problem: RingTuneError, what: str, step: int, holders: Set[str]) -> IntegrityError:
+        """Make the error of what none of ``holders`` has; it names as peer a single one that is not this node."""
         error = IntegrityError(
             f"no node has {what} after step {step} as it was trained: {problem}; resume the run from its newest "
             "checkpoint with --resume"
         )
-        if len(asked) == 1:
-            error.peer = next((node for node in asked if node != self._node), "")
+        if len(holders) == 1:
+            error.peer = next((node for node in holders if node != self._node), "")
         return error
 
     def granted(self, active: ActiveRun, turns: Sequence[Turn]) -> None:
@@ -519,14 +522,14 @@ def read_ahead(folder: Path, blocks: range) -> int:
     """
     if not hasattr(os, "posix_fadvise"):
         return 0
-    family, asked = family_named(read_config(folder)["model_type"]), 0
+    family, ahead_bytes = family_named(read_config(folder)["model_type"]), 0
     prefixes = tuple(f"{family.block_prefix}{block}." for block in blocks)
     for name, stored in read_headers(folder).items():
         if prefixes and base_name(name, family).startswith(prefixes):
             with stored.path.open("rb") as file:
                 os.posix_fadvise(file.fileno(), stored.info.offset, stored.info.nbytes, os.POSIX_FADV_WILLNEED)
-            asked += stored.info.nbytes
-    return asked
+            ahead_bytes += stored.info.nbytes
+    return ahead_bytes
 
 
 def _own_copies(parts: RunShards | None, node: str) -> RunShards:

@@ -35,8 +35,8 @@ from edge.model.slice import DTYPES
 from edge.model.tensor_files import is_finite
 from edge.options import AgentOptions
 from edge.profiler import timing
-from edge.profiler.profile_cache import full_size_s, timings
 from edge.profiler.timing import MeasuredWork, TimingRequest
+from edge.profiler.works import full_size_s, timings
 from edge.runtime.audit import AuditRecorder, NodeAudit
 from edge.runtime.executor import NodeExecutor
 from edge.transport.frames import Hello
@@ -347,11 +347,11 @@ def load_migrated(executor: NodeExecutor, taken: MigratedState) -> None:
 
 def _check(file: TensorFile, metadata: Mapping[str, str]) -> None:
     try:
-        found = dict(parse_json(file.metadata[METADATA]))
+        stored = dict(parse_json(file.metadata[METADATA]))
     except (KeyError, ValueError, TypeError) as error:
         raise IntegrityError("a snapshot has no readable metadata; use one version on all machines") from error
-    if found != dict(metadata):
-        raise IntegrityError(f"a snapshot is of {found}, expected is {dict(metadata)}; start the run again")
+    if stored != dict(metadata):
+        raise IntegrityError(f"a snapshot is of {stored}, expected is {dict(metadata)}; start the run again")
 
 
 def _block_of(name: str) -> int:

@@ -118,7 +118,9 @@ class ShardContent(NamedTuple):
             )
         state = self.state()
         given = {prefix: small_tensors(file, f"{prefix}/") for prefix in self.besides}
-        state.check(file, besides=(HEAD, *(f"{prefix}/{name}" for prefix, found in given.items() for name in found)))
+        state.check(
+            file, besides=(HEAD, *(f"{prefix}/{name}" for prefix, tensors in given.items() for name in tensors))
+        )
         for prefix, more in self.besides.items():
             more.check(given[prefix], where=self.where)
         for prefix, more in self.besides.items():
@@ -134,9 +136,9 @@ def small_tensors(file: TensorFile, prefix: str) -> dict[str, torch.Tensor]:
 
 def _check_metadata(file: TensorFile, metadata: Mapping[str, str]) -> None:
     try:
-        found = dict(parse_json(file.metadata[METADATA]))
+        stored = dict(parse_json(file.metadata[METADATA]))
     except (KeyError, ValueError, TypeError) as error:
         raise IntegrityError("the shard does not say what it is of") from error
-    for key, wanted in {"format": FORMAT, **metadata}.items():
-        if found.get(key) != wanted:
-            raise IntegrityError(f"the shard is of {key} {found.get(key)!r}, not {wanted!r}")
+    for key, expected in {"format": FORMAT, **metadata}.items():
+        if stored.get(key) != expected:
+            raise IntegrityError(f"the shard is of {key} {stored.get(key)!r}, not {expected!r}")

@@ -235,14 +235,14 @@ def open_saver(
 
 
 def check_shards(
-    state: Path | None, node: str, run_id: str, asked: Sequence[ShardRequest], *, timeout_s: float
+    state: Path | None, node: str, run_id: str, requests: Sequence[ShardRequest], *, timeout_s: float
 ) -> list[str]:
     """Describe the damage of each of these shards on the disk, empty = none; raises ``BusyError``, ``StorageError``."""
     if state is None:
-        return [f"node {node} {_NO_FOLDER}"] * len(asked)
+        return [f"node {node} {_NO_FOLDER}"] * len(requests)
     with StateFolder(state, node, timeout_s=timeout_s) as folder:
         shards = folder.run(run_id)
-        return [shards.problem(entry.step, entry.sha256) for entry in asked]
+        return [shards.problem(entry.step, entry.sha256) for entry in requests]
 
 
 def saved_parts(state: Path | None, node: str, run_id: str) -> RunShards | None:

@@ -80,7 +80,7 @@ class SnapshotFetcher(NamedTuple):
         name = part_name(start, stop)
         file = self._file(source.node, name, most_bytes, step, start=start, stop=stop, sha256=source.sha256)
         names = TensorFile(file, where=f"blocks [{start}, {stop}) of node {source.node}").infos
-        if odd := next((one for one in names if not start <= block_of(one) < stop), ""):
+        if odd := next((name for name in names if not start <= block_of(name) < stop), ""):
             raise IntegrityError(
                 f"node {source.node} sent a tensor {odd[:60]!r} with the blocks [{start}, {stop}); repair it, or go on "
                 "without it"
@@ -170,7 +170,7 @@ def _joined(
         except OSError as error:
             raise StorageError(f"{name} from {peer} can't be written: {error.strerror}; make room") from error
         if is_last:
-            return Pieces.of(file.getbuffer()) if isinstance(file, io.BytesIO) else OpenFilePieces(file)
+            return Pieces.of(file.getvalue()) if isinstance(file, io.BytesIO) else OpenFilePieces(file)
     raise IntegrityError(f"{name} from {peer} is not complete; try again")
 
 
@@ -274,7 +274,7 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
         run_id, step, start, stop = request.run_id, request.step, request.start, request.stop
         if stop - start > _MAX_BLOCKS:
             raise IntegrityError(f"blocks [{start}, {stop}) are more than any model has; use one version everywhere")
-        asked = Asked(
+        call = Asked(
             NodeCall.FETCH,
             request.node,
             run_id,
@@ -284,7 +284,7 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
             request.is_head,
             step,
         )
-        self._access.require(asked, caller)
+        self._access.require(call, caller)
         if request.is_audit:
             return self._audited(request)
         if request.is_saved:
@@ -323,7 +323,7 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
         first = next(chunks, control_pb2.KeepChunk())
         self._kept.check_run(first.run_id)
         state = State.DISK if first.is_saved else State.TURN
-        asked = Asked(
+        call = Asked(
             NodeCall.KEEP,
             first.node,
             first.run_id,
@@ -332,10 +332,10 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
             is_head=first.is_head,
             step=first.step,
         )
-        most_bytes = self._access.require(asked, caller).max_bytes
+        most_bytes = self._access.require(call, caller).max_bytes
         files = (chunk.file for chunk in itertools.chain([first], chunks))
         with self._alone((first.node, first.is_head), end_call):
-            self._take(first, asked, caller, files, most_bytes)
+            self._take(first, call, caller, files, most_bytes)
 
     @contextmanager
     def _alone(self, key: tuple[str, bool], end_call: Callable[[], object]) -> Iterator[None]:
@@ -355,7 +355,7 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
     def _take(
         self,
         first: control_pb2.KeepChunk,
-        asked: Asked,
+        call: Asked,
         caller: Party | None,
         files: Iterator[control_pb2.FileChunk],
         most_bytes: int,
@@ -364,7 +364,7 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
         if first.is_saved:
             try:
                 with temporary_file(self._folder) as file:
-                    content = self._copy(asked, caller, files, file, most_bytes)
+                    content = self._copy(call, caller, files, file, most_bytes)
                     self._save(first.run_id, first.step, content)
             except StorageError as error:  # a full disk loses the copy, not the run: the sender goes on
                 _LOG.warning(
@@ -373,7 +373,7 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
                 for _ in files:
                     pass
             return
-        copy = bytes(self._copy(asked, caller, files, io.BytesIO(), most_bytes))
+        copy = bytes(self._copy(call, caller, files, io.BytesIO(), most_bytes))
         if first.is_head:
             self._kept.keep_head(first.run_id, first.step, copy, placement_number=first.placement_number)
         else:
@@ -381,16 +381,16 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
 
     def _copy(
         self,
-        asked: Asked,
+        call: Asked,
         caller: Party | None,
         files: Iterable[control_pb2.FileChunk],
         file: BinaryIO,
         most_bytes: int,
     ) -> Pieces:
         """Join a copy in ``file``; refuse other blocks than its node's, and a second one that differs."""
-        peer = f"node {asked.node}"
+        peer = f"node {call.node}"
         content = _joined(files, file, FILE, peer, lambda: None, most_bytes)
-        blocks = () if asked.is_head else tuple(sorted(file_blocks(TensorFile(content, where=f"a copy of {peer}"))))
-        self._access.require(asked._replace(blocks=blocks), caller)  # again: the run may have moved meanwhile
-        self._access.require_only(asked, content.sha256())
+        blocks = () if call.is_head else tuple(sorted(file_blocks(TensorFile(content, where=f"a copy of {peer}"))))
+        self._access.require(call._replace(blocks=blocks), caller)  # again: the run may have moved meanwhile
+        self._access.require_only(call, content.sha256())
         return content

@@ -171,16 +171,16 @@ class TurnSnapshots:
         """Return the blocks ``[start, stop)`` after ``step`` steps as one file; raises ``FrameError``."""
         with self._lock:
             files = list(self._files.get(step, {}).values()) if run_id == self._run_id else []
-        found, missing = dict[str, TensorPieces](), set(range(start, stop))
+        tensors, missing = dict[str, TensorPieces](), set(range(start, stop))
         for content in files:
             file = TensorFile(Pieces.of(content), where="what was kept of a turn")
-            found |= {name: file.tensor(name) for name in file.infos if start <= block_of(name) < stop}
+            tensors |= {name: file.tensor(name) for name in file.infos if start <= block_of(name) < stop}
             missing -= file_blocks(file)
         if missing:
             raise FrameError(
                 f"node {self._node} keeps blocks {sorted(missing)} of run {run_id} after step {step} no longer"
             )
-        return write_blocks(found, range(start, stop), metadata(run_id, step))
+        return write_blocks(tensors, range(start, stop), metadata(run_id, step))
 
 
 def _node_of(whose: str) -> str:
@@ -248,8 +248,8 @@ class Snapshot:
             raise FrameError(
                 f"blocks [{start}, {stop}) are asked for, this node trained {sorted(self._blocks)}; plan anew"
             )
-        found = {name: value for name, value in self._tensors.items() if start <= block_of(name) < stop}
-        return write_blocks(found, range(start, stop), self.metadata)
+        tensors = {name: value for name, value in self._tensors.items() if start <= block_of(name) < stop}
+        return write_blocks(tensors, range(start, stop), self.metadata)
 
 
 class MigratedState(NamedTuple):
@@ -311,7 +311,7 @@ def block_digests(file: Pieces) -> dict[int, str]:
     blocks: dict[int, dict[str, TensorPieces]] = {}
     for name in tensors.infos:
         blocks.setdefault(block_of(name), {})[name] = tensors.tensor(name)
-    return {block: tensors_digest(found) for block, found in blocks.items()}
+    return {block: tensors_digest(block_tensors) for block, block_tensors in blocks.items()}
 
 
 def head_digest(head: bytes) -> str:

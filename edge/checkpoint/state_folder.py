@@ -75,7 +75,7 @@ _ANY_NAME = re.compile(".*", re.DOTALL)
 _LOCK = "lock"
 KIND = "node"
 CACHE_FILE = "profile.json"
-"""Cached timings; see ``edge.profiler.profile_cache``."""
+"""Cached timings; see ``edge.profiler.timing``."""
 
 _FINISHED = "finished"
 _ROWS = "rows"

@@ -210,7 +210,7 @@ class TurnSnapshotter:
     def copy_outgoing_head(self, index: int, turns: Iterable[Turn]) -> None:
         """Copy the head before its hand-over to the owner of turn ``index``, for the last train turn of this owner."""
         mine = [turn.index for turn in turns if turn.kind is StepKind.TRAIN and turn.owner == self._node]
-        done = max((own for own in mine if own < index), default=None)
+        done = max((turn for turn in mine if turn < index), default=None)
         if done is not None:
             self._heads[done] = bytes(self._executor.head_blob())
 
@@ -261,8 +261,8 @@ class TurnSnapshotter:
         copies.
         """
         holders_of = dict[tuple[int, ...], list[str]]()
-        for holder, wanted in self._copies.items():
-            holders_of.setdefault(tuple(block for block in blocks if block in wanted), []).append(holder)
+        for holder, copied in self._copies.items():
+            holders_of.setdefault(tuple(block for block in blocks if block in copied), []).append(holder)
         if rest := tuple(block for block in blocks if not any(block in part for part in holders_of)):
             holders_of[rest] = []
         parts = sorted(holders_of.items(), key=lambda entry: -len(entry[0]))

@@ -242,7 +242,10 @@ def _authorities_of(folder: Path, party: Party) -> list[str]:
 
 
 def announced(
-    look_s: float, *, interfaces: Sequence[str] = (), enough: Callable[[Announcement], bool] = lambda found: False
+    look_s: float,
+    *,
+    interfaces: Sequence[str] = (),
+    enough: Callable[[Announcement], bool] = lambda announcement: False,
 ) -> list[Announcement]:
     """Return the announced coordinators, at most ``MAX_FOUND``; raises ``UsageError``.
 

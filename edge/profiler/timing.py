@@ -14,23 +14,43 @@ Where the computing threads can use up the quota, processor seconds are timed in
 are the seconds in the long run, and they repeat within some percent where a window's seconds differ by ten. After a
 rest the quota is full, and the next work takes less: ``rested_s``.
 
+Timings are kept in the node's folder, so that a second start takes seconds::
+
+    STATE/profile.json    {"schema": 4, "entries": {KEY: ENTRY}}
+    ENTRY                 {"budget_s", "at_unix_s", "activation_token_bytes", "rested_s", "handling_s", "work_times",
+                           "lowest_token_bytes"}
+
+The key is a digest of the known causes of a timing: model, processor and threads, shape of the job, batch and classes,
+number of neighbours timed at the same time, version of torch. The newest 16 entries stay, and hold for
+``LONGEST_AGE_S``, because of unknown causes (a fan, a power supply, other programs). An unreadable file gives a
+warning, and a new measurement.
+
 This module does not load torch: an agent reads a ``TimingRequest`` before torch is loaded.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
+import logging
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
-from ringtune.costs.profile import Work, WorkTime
+from edge.checkpoint.state_folder import CACHE_FILE
+from ringtune.costs.profile import Measured, Work, WorkTime
+from ringtune.errors import InvalidInputError, StorageError
 from ringtune.machine.resources import CpuQuota
 from ringtune.schedule.course import FrozenWeights
+from ringtune.storage.durable import write_durably
+from ringtune.storage.strict import check_fields, parse_json, read_dataclass, to_table
 
 T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
 MIN_TIMINGS = 3
 MAX_TIMINGS = 9
 _PERIODS = 3
@@ -158,7 +178,7 @@ class Timer:
                 break
             for work, seconds in self._window(cycle, self.window_s).items():
                 timings.setdefault(work, []).append(seconds)
-        return {work: Quartiles.of(found) for work, found in timings.items()}
+        return {work: Quartiles.of(seconds) for work, seconds in timings.items()}
 
     def rested_s(
         self, work: Callable[[], object], *, budget_s: float, rest: Callable[[float], object] = time.sleep
@@ -236,3 +256,84 @@ class MeasuredWork(NamedTuple):
     rested_s: float = 0.0
     handling_s: float = 0.0
     lowest_token_bytes: float = 0.0
+
+
+SCHEMA = 4
+KEPT_ENTRIES = 16
+LONGEST_AGE_S = 7 * 24 * 3600.0
+
+
+def cache_key(**parts: object) -> str:
+    """Hex digest of ``parts``, the known causes of a timing."""
+    text = json.dumps({name: repr(value) for name, value in parts.items()}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Entry:
+    """Timings with their budget and time; see ``MeasuredWork``."""
+
+    budget_s: float
+    at_unix_s: float
+    activation_token_bytes: Measured
+    rested_s: float
+    handling_s: float
+    lowest_token_bytes: float = 0.0
+    work_times: tuple[WorkTime, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse bytes that are negative."""
+        check_fields(self, where="", error=InvalidInputError)
+
+    @property
+    def measured(self) -> MeasuredWork:
+        """The timings."""
+        return MeasuredWork(**{name: getattr(self, name) for name in MeasuredWork._fields})
+
+
+class ProfileCache:
+    """The cached timings of one node, in ``state``.
+
+    Args:
+        clock: wall clock, seconds since 1970. An entry from the future counts as too old: the clock was set back.
+    """
+
+    def __init__(self, state: Path, clock: Callable[[], float] = time.time) -> None:
+        self.path = state / CACHE_FILE
+        self._clock = clock
+
+    def find(self, key: str, *, budget_s: float) -> MeasuredWork | None:
+        """Return timings under ``key`` of at least this budget and at most ``LONGEST_AGE_S`` old, or None."""
+        entry = self._entries().get(key)
+        if entry is None:
+            return None
+        try:
+            kept = read_dataclass(_Entry, entry, where="", error=InvalidInputError)
+        except InvalidInputError as error:
+            _LOG.warning("%s: what was measured earlier is not readable (%s); it is measured again", self.path, error)
+            return None
+        is_young = 0 <= self._clock() - kept.at_unix_s <= LONGEST_AGE_S
+        return kept.measured if is_young and kept.budget_s >= budget_s else None
+
+    def put(self, key: str, measured: MeasuredWork, *, budget_s: float) -> None:
+        """Store timings under ``key`` and keep the newest ``KEPT_ENTRIES``; a failed write gives only a warning."""
+        entries = self._entries()
+        entries.pop(key, None)
+        entries[key] = to_table(_Entry(budget_s=budget_s, at_unix_s=self._clock(), **measured._asdict()))
+        newest = dict(list(entries.items())[-KEPT_ENTRIES:])
+        try:
+            write_durably(self.path, json.dumps({"schema": SCHEMA, "entries": newest}, indent=1).encode())
+        except StorageError as error:
+            _LOG.warning("what was measured is not remembered: %s", error)
+
+    def _entries(self) -> dict[str, dict[str, Any]]:
+        try:
+            value = parse_json(self.path.read_bytes())
+            if value["schema"] != SCHEMA:
+                return {}
+            return {str(key): dict(entry) for key, entry in value["entries"].items()}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            _LOG.warning("%s is not readable (%s: %s); it is measured again", self.path, type(error).__name__, error)
+            return {}

@@ -29,8 +29,10 @@ with little more than that freed memory is returned at once, as in such a run. I
 from __future__ import annotations
 
 import dataclasses
+import logging
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,7 +46,18 @@ from edge.data.examples import Values
 from edge.data.tokens import Batch
 from edge.machine.accelerator import settle_of
 from edge.machine.resources import fit_heap
-from edge.profiler.timing import Cycle, Laps, MeasuredWork, Quartiles, Timer
+from edge.profiler.timing import (
+    CpuClock,
+    Cycle,
+    Laps,
+    MeasuredWork,
+    ProfileCache,
+    Quartiles,
+    Timer,
+    TimingRequest,
+    cache_key,
+    window_of,
+)
 from edge.runtime.executor import NodeExecutor
 from edge.runtime.loop import AgentRun
 from edge.runtime.reporter import Entry, Failed, Reporter, TurnDone
@@ -57,9 +70,10 @@ from ringtune.costs.memory_estimate import node_memory
 from ringtune.costs.memory_sizes import DTYPE_BYTES
 from ringtune.costs.memory_terms import MemoryEstimate
 from ringtune.costs.model_facts import computed_token_bytes
-from ringtune.costs.profile import PART_OF, ModelFacts, Work, WorkTime
+from ringtune.costs.profile import PART_OF, ModelFacts, TimedShape, Work, WorkTime
 from ringtune.errors import CapacityError, DeadlineError, FrameError, StorageError, error_from_name
 from ringtune.job.job import Job
+from ringtune.machine.resources import cpu_quota
 from ringtune.models.adapter_config import fullest_block
 from ringtune.models.adapter_support import offload_refusal
 from ringtune.models.families import FAMILIES
@@ -98,6 +112,75 @@ _WITH_LOWEST: Final = {
     Work.BACKWARD_PART: Work.BACKWARD_LOWEST_PART,
 }
 """Works of a block with trainable ones below it -> works of the lowest trainable block."""
+
+
+_LOG = logging.getLogger(__name__)
+
+
+def timings(
+    job: Job,
+    model: ModelFacts,
+    dataset: OwnerDataset | None,
+    *,
+    shape: TimedShape,
+    device: str,
+    hardware: str,
+    state: Path | None,
+    timing: TimingRequest,
+    memory_bytes: int,
+    data_bytes: int = 0,
+) -> MeasuredWork:
+    """Time every kind of work at this node, or return the timings of an earlier measurement.
+
+    Without ``dataset`` the node is no owner; without ``state``, its folder, there is no cache, and saving is not timed.
+    ``memory_bytes`` limit the measurement, rows and tokenizer (``data_bytes``) included. ``shape``, of the job at this
+    node, and ``hardware``, processor and the share of it that may be used, are part of the cache's key.
+
+    Raises:
+        ModelError: the model folder can't be used.
+        JobError: the adapter configuration can't be split.
+        CapacityError: one block with micro-batches of the job's size does not fit here.
+    """
+    key = cache_key(
+        model=model.digest,
+        hardware=hardware,
+        shape=shape,
+        batch=(job.train.batch_size, job.train.microbatches),
+        classes=len({*job.data.labels, *dataset.labels}) if dataset else -1,
+        neighbours=timing.neighbours,
+        torch=torch.__version__,
+    )
+    cache = ProfileCache(state) if state is not None else None
+    measured = cache.find(key, budget_s=timing.budget_s) if cache and not timing.is_fresh else None
+    if measured is not None:
+        return measured
+    started_s = time.monotonic()
+    folder = Path(job.model.path)
+    bench = Bench(
+        folder,
+        job,
+        dataset,
+        model=model,
+        memory_bytes=memory_bytes,
+        data_bytes=data_bytes,
+        device=device,
+        subnets=shape.subnets,
+        frozen=timing.frozen,
+    )
+    quota = cpu_quota()
+    cpu = CpuClock.of(quota, torch.get_num_threads()) if device == "cpu" else None
+    timer = Timer(window_s=window_of(quota), settle=bench.settle(), cpu=cpu)
+    measured = bench.measure(timer, budget_s=timing.budget_s, disk=state)
+    _LOG.info("measured %d points in %.1f s", len(measured.work_times), time.monotonic() - started_s)
+    if cache is not None:
+        cache.put(key, measured, budget_s=timing.budget_s)
+    return measured
+
+
+def full_size_s(measured: MeasuredWork, work: Work) -> float:
+    """Median seconds of a work at the largest measured size; 0 if it was not measured."""
+    points = [point for point in measured.work_times if point.work == work]
+    return max(points, key=lambda point: point.size).median_s if points else 0.0
 
 
 class Bench:
@@ -176,7 +259,7 @@ class Bench:
         """
         course, count = self._plan.course, self._job.train.microbatches
         course = dataclasses.replace(course, choice=None, microbatches=1, batch_size=self.sizes[0].rows)
-        found = node_memory(
+        estimate = node_memory(
             Plan.of(course, dataclasses.replace(self._plan.placement, credits=1)),
             NODE,
             model,
@@ -187,7 +270,7 @@ class Bench:
         )
         embedded = course.batch_size * course.max_length * course.widest * DTYPE_BYTES[self._job.model.dtype]
         more = Term("buffers", "embedding of a further micro-batch", (count - 1) * bool(self._rows), embedded)
-        return MemoryEstimate(terms=(*found.terms, more))
+        return MemoryEstimate(terms=(*estimate.terms, more))
 
     # ---- what is measured -------------------------------------------------------------------------
 
@@ -200,18 +283,18 @@ class Bench:
         loops = _BLOCK_LOOPS + (_OWNER_LOOPS if self._rows else 0) + (_PART_LOOPS if self._subnets > 1 else 0)
         each_s = budget_s / (len(self.sizes) * loops + _ONCE_LOOPS)
         shares = dict.fromkeys(PART_OF.values(), part_subnets(self._subnets) / self._subnets)
-        found: list[WorkTime] = []
+        times: list[WorkTime] = []
         once: dict[Work, Quartiles] = {}
         with torch.random.fork_rng(devices=[]):
             for size in self.sizes:
                 sized, unsized = self._at_size(size, timer, each_s)
-                found += [spread.at(work, *size, share=shares.get(work, 1.0)) for work, spread in sized.items()]
+                times += [spread.at(work, *size, share=shares.get(work, 1.0)) for work, spread in sized.items()]
                 once = once or unsized
             once |= self._once(timer, each_s, disk)
-            found += [spread.at(work) for work, spread in once.items()]
+            times += [spread.at(work) for work, spread in once.items()]
             handled_s = handling_s(whole_plan(self._plan), NODE, timer.cpu or timer.clock)
             return MeasuredWork(
-                tuple(found),
+                tuple(times),
                 self.activation_token_bytes(),
                 self._rested_s(timer, budget_s),
                 handled_s,
@@ -247,16 +330,16 @@ class Bench:
 
     def _at_size(self, size: Size, timer: Timer, each_s: float) -> tuple[dict[Work, Quartiles], dict[Work, Quartiles]]:
         """Time the works of one size; return the works that depend on the size, and those that do not."""
-        found: dict[Work, Quartiles] = {}
+        spreads: dict[Work, Quartiles] = {}
         for cycle in self._cycles(size):
             with self._forgetting():
-                found |= timer.measure(cycle, budget_s=each_s)
+                spreads |= timer.measure(cycle, budget_s=each_s)
         if self._block == 0:  # block 0 has no trainable block below it; its cost bounds the other works
             for work, lowest in _WITH_LOWEST.items():
-                if lowest in found:
-                    found.setdefault(work, found[lowest])
-        unsized: dict[Work, Quartiles] = {work: found.pop(work) for work in _UNSIZED if work in found}
-        return found, unsized
+                if lowest in spreads:
+                    spreads.setdefault(work, spreads[lowest])
+        unsized: dict[Work, Quartiles] = {work: spreads.pop(work) for work in _UNSIZED if work in spreads}
+        return spreads, unsized
 
     def _cycles(self, size: Size) -> Iterator[Cycle]:
         hidden, mask, grad = self._random(size), uneven_mask(size), self._random(size, is_gradient=True)
@@ -273,13 +356,13 @@ class Bench:
             yield from (self._embed, self._head, self._head_free)
 
     def _once(self, timer: Timer, each_s: float, disk: Path | None) -> dict[Work, Quartiles]:
-        found: dict[Work, Quartiles] = {}
+        spreads: dict[Work, Quartiles] = {}
         if self._rows is not None:
-            found |= timer.measure(self._hand_over, budget_s=each_s)
+            spreads |= timer.measure(self._hand_over, budget_s=each_s)
         if disk is not None:
             with folder_in(disk, is_needed=self._job.train.checkpoint_every > 0) as folder:
-                found |= timer.measure(self._save(folder), budget_s=each_s)
-        return found
+                spreads |= timer.measure(self._save(folder), budget_s=each_s)
+        return spreads
 
     # ---- the loops --------------------------------------------------------------------------------
 
@@ -493,12 +576,12 @@ class HelperBench:
         return lambda laps: laps.lap(Work.FIT, fit)
 
     def _pairs(self, size: Size) -> Pieces:
-        found: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
         for site in self._sites:
             if site.source == site.name:
-                found[f"{site.name}.x"] = torch.randn(size.rows, size.tokens, site.inputs, dtype=self._dtype)
-            found[f"{site.name}.grad"] = torch.randn(size.rows, size.tokens, site.outputs, dtype=self._dtype)
-        return to_file(found, {})
+                tensors[f"{site.name}.x"] = torch.randn(size.rows, size.tokens, site.inputs, dtype=self._dtype)
+            tensors[f"{site.name}.grad"] = torch.randn(size.rows, size.tokens, site.outputs, dtype=self._dtype)
+        return to_file(tensors, {})
 
 
 _HELLO = frames.Hello(run_id="measure", placement_number=0, source="measured", digest="")
@@ -540,9 +623,9 @@ def _unlike_blocks(folder: Path, family: Family, config: Mapping[str, Any]) -> l
     """
     if not family.layout.instead:
         return []
-    names, found = base_tensors(folder, config), range(model_dimensions(config).num_blocks)
+    names, blocks = base_tensors(folder, config), range(model_dimensions(config).num_blocks)
     paths = [path for _, path in family.layout.instead]
-    return [block for block in found if any(f"{family.block_prefix}{block}.{path}.weight" in names for path in paths)]
+    return [block for block in blocks if any(f"{family.block_prefix}{block}.{path}.weight" in names for path in paths)]
 
 
 def check_room(needs: MemoryEstimate, memory_bytes: int) -> None:
@@ -677,7 +760,7 @@ class SizedRows:
     def batch(self, course: Course, item: Item) -> Batch:
         """Make a batch of the set size; takes at least as long as a batch of real rows."""
         kind = StepKind.EVALUATE if item.kind is StepKind.EVALUATE and self._real.eval_rows else StepKind.TRAIN
-        real = self._real.batch(course, _first(item, kind))
+        real = self._real.batch(course, dataclasses.replace(item, kind=kind, batch=0))
         if (kind, self._size) not in self._made:
             self._made[kind, self._size] = resized(real, self._size, self._task)
         return self._made[kind, self._size]
@@ -685,10 +768,6 @@ class SizedRows:
     def score(self, course: Course, item: Item, batch: Batch, predictions: torch.Tensor | None) -> Values:
         """Score the predictions with the real rows, as an evaluation does."""
         return self._real.score(course, item, batch, predictions)
-
-
-def _first(item: Item, kind: StepKind) -> Item:
-    return Item(seq=item.seq, kind=kind, step=item.step, owner=item.owner, batch=0, rows=item.rows, turn=item.turn)
 
 
 def resized(batch: Batch, size: Size, task: str) -> Batch:
@@ -731,6 +810,6 @@ def known_labels(job_labels: tuple[str, ...], real: OwnerDataset | None, *, has_
     """
     if not has_classes:
         return ()
-    own: set[Any] = {*real.labels, *real.eval_labels} if real else set()
-    labels = sorted({*job_labels, *own})
+    classes: set[Any] = {*real.labels, *real.eval_labels} if real else set()
+    labels = sorted({*job_labels, *classes})
     return tuple([*labels, *(name for name in ("(one)", "(other)") if name not in labels)][: max(2, len(labels))])

@@ -110,7 +110,7 @@ class FileWriter:
 
     def write(self, tensors: Mapping[str, TensorPieces]) -> bytes:
         """Return the file that ``write_tensors`` makes."""
-        shapes = [(name, one.dtype, one.shape) for name, one in tensors.items()]
+        shapes = [(name, piece.dtype, piece.shape) for name, piece in tensors.items()]
         if shapes != self._shapes:
             content = bytes(write_tensors(tensors))
             infos = TensorFile(Pieces.of(content), where=_WHERE).infos
@@ -128,7 +128,7 @@ class State(NamedTuple):
     @classmethod
     def of(cls, content: bytes, halves: Halves | None = None) -> State:
         """Compute the digests of a file, with tensors at ``halves`` if these are known; raises ``IntegrityError``."""
-        view, found = memoryview(content), {}
+        view, digests = memoryview(content), {}
         if halves is None:
             halves = halves_of(TensorFile(Pieces.of(content), where=_WHERE).infos)
         for block, both in halves.items():
@@ -137,8 +137,8 @@ class State(NamedTuple):
                 for head, start, stop in places:
                     digest.update(head)
                     digest.update(view[start:stop])
-            found[block] = weights.hexdigest(), rest.hexdigest()
-        return cls(content, found)
+            digests[block] = weights.hexdigest(), rest.hexdigest()
+        return cls(content, digests)
 
     @property
     def digests(self) -> Mapping[int, str]:
@@ -201,8 +201,8 @@ class AuditRecorder:
         self._tickets: dict[TensorKey, str] = {}
         self._tensors: dict[TensorKey, Exchanged] = {}
         placement = plan.placement
-        self._fitted = {one.start: _Part(_FIT, one.start) for one in placement.helped_by(node)}
-        self._lent = {one.start: _Part(_HELD, one.start) for one in placement.helpers_of(node)}
+        self._fitted = {helper.start: _Part(_FIT, helper.start) for helper in placement.helped_by(node)}
+        self._lent = {helper.start: _Part(_HELD, helper.start) for helper in placement.helpers_of(node)}
         self._own = {*range(self._piece.start, self._piece.stop)} - self._lent.keys()
         self._parts = [_SLICE] if self._piece.num_blocks else []
         self._parts += [*self._fitted.values(), *(_Part(_HELD, block) for block in (*self._fitted, *self._lent))]
@@ -237,8 +237,8 @@ class AuditRecorder:
                 kept.notes[action] = [self._fitted[block], *held]
             for action, block in installs(now, item, self.node).items():
                 kept.notes[action] = [self._lent[block]]
-        for one in own_tensors(self._plan, turn, self.node):
-            kept.own.setdefault(one.after, []).append(one.key)
+        for tensor in own_tensors(self._plan, turn, self.node):
+            kept.own.setdefault(tensor.after, []).append(tensor.key)
         with self._lock:
             self._turns[turn.index] = kept
 
@@ -321,7 +321,7 @@ class AuditRecorder:
         for part in self._parts:
             self._begin(turn, part)
             if part.kind not in (_HELD, _SHOWN):
-                last = max((seq for one, seq in kept.after if one == part), default=None)
+                last = max((seq for other, seq in kept.after if other == part), default=None)
                 end = kept.begin[part] if last is None else kept.after[part, last]
                 for block, both in end.parts.items():
                     kept.trail |= zip(end_names(block), both, strict=True)
@@ -412,10 +412,10 @@ class AuditRecorder:
         Raises ``FrameError``: it is not kept for who has this ticket.
         """
         with self._lock:
-            found = self._tensors.get(key) if ticket and self._tickets.get(key) == ticket else None
-        if found is None:
+            exchanged = self._tensors.get(key) if ticket and self._tickets.get(key) == ticket else None
+        if exchanged is None:
             raise FrameError(f"node {self.node} keeps no {key} with this ticket for the audit")
-        tensor, mask = found
+        tensor, mask = exchanged
         return _written({"tensor": tensor, "mask": None if mask is None else mask.to(torch.uint8)})
 
     def work_file(self, place: CellPlace) -> Pieces:
@@ -424,38 +424,38 @@ class AuditRecorder:
         part = _Part(_FIT, place.block) if place.is_fit else _SLICE
         if part not in kept.begin:
             raise FrameError(f"node {self.node} trains nothing of it, so it has nothing to be repeated")
-        found = {"before": self._before(kept, part, seq).content}
+        files = {"before": self._before(kept, part, seq).content}
         for name, micro in (("added", place.before), ("total", place.last)):
             if micro >= 0:
-                found[name] = self._sum(kept, part, seq, micro)
+                files[name] = self._sum(kept, part, seq, micro)
         if place.last >= 0:
-            found |= {"sum": self._sum(kept, part, seq, place.micro)}
+            files |= {"sum": self._sum(kept, part, seq, place.micro)}
         if place.is_fit:
             held = _Part(_HELD, place.block)
-            found |= {"held before": self._before(kept, held, seq).content}
-            found |= {"held after": kept.after[held, seq].content} if (held, seq) in kept.after else {}
+            files |= {"held before": self._before(kept, held, seq).content}
+            files |= {"held after": kept.after[held, seq].content} if (held, seq) in kept.after else {}
         elif self._lent:
             now, item = item_of(self._plan, kept.turn, seq)
             for block, held in self._lent.items():
                 since = held_since(now, kept.turn, item, block)
                 content = kept.begin[held] if since < 0 else kept.after[held, since]
-                found[f"held {block}"] = content.content
+                files[f"held {block}"] = content.content
         for block, shown in self._shown.items() if not place.is_fit else ():
-            own = {key: content for key, content in kept.sums.items() if key[0] == shown}
-            if (at := (shown, seq, place.micro)) in own:
-                earlier = [kept.begin[shown].content, *own.values()][[*own].index(at)]
-                found |= {f"shown before {block}": earlier, f"shown {block}": own[at]}
+            sums = {key: content for key, content in kept.sums.items() if key[0] == shown}
+            if (at := (shown, seq, place.micro)) in sums:
+                earlier = [kept.begin[shown].content, *sums.values()][[*sums].index(at)]
+                files |= {f"shown before {block}": earlier, f"shown {block}": sums[at]}
         known = kept.vectors.get(seq, {}) if not place.is_fit else {}
         if place.micro in known:
             before, last = vectors_around(known, place.micro)
-            found |= {"vectors": known[place.micro], "vectors last": known[last]}
-            found |= {"vectors before": known[before]} if before >= 0 else {}
+            files |= {"vectors": known[place.micro], "vectors last": known[last]}
+            files |= {"vectors before": known[before]} if before >= 0 else {}
         if place.last >= 0 and (part, seq) in kept.after:
-            found["after"] = kept.after[part, seq].content
-        return _written(found)
+            files["after"] = kept.after[part, seq].content
+        return _written(files)
 
     def _before(self, kept: _Kept, part: _Part, seq: int) -> State:
-        last = max((one for known, one in kept.after if known == part and one < seq), default=None)
+        last = max((earlier for known, earlier in kept.after if known == part and earlier < seq), default=None)
         return kept.begin[part] if last is None else kept.after[part, last]
 
     def _sum(self, kept: _Kept, part: _Part, seq: int, micro: int) -> bytes:
@@ -465,10 +465,10 @@ class AuditRecorder:
 
     def _kept(self, index: int) -> _Kept:
         with self._lock:
-            found = self._turns.get(index)
-        if found is None:
+            kept = self._turns.get(index)
+        if kept is None:
             raise FrameError(f"node {self.node} keeps nothing of turn {index} for the audit")
-        return found
+        return kept
 
 
 @dataclass(slots=True)
@@ -508,12 +508,12 @@ class Repeated:
         if not ours["it"].numel():
             far = 1.0
         elif key.payload == Payload.PAIRS:
-            far = pairs_distance(*(_tensors(bytes(bytes_of(one["it"]))) for one in (ours, theirs)))
+            far = pairs_distance(*(_tensors(bytes(bytes_of(side["it"]))) for side in (ours, theirs)))
         else:
             width = self.course.width(key.boundary, is_gradient=True) if key.is_hidden else 0
             if ours["it"].shape == theirs["it"].shape and 0 < width < ours["it"].shape[-1]:
                 ours, theirs = (
-                    {"it": one["it"][..., :width], "inputs": one["it"][..., width:]} for one in (ours, theirs)
+                    {"it": side["it"][..., :width], "inputs": side["it"][..., width:]} for side in (ours, theirs)
                 )
             far = distance(ours, theirs)
         self.results[name] = self.results[name]._replace(distance=far)
@@ -566,12 +566,16 @@ class WorkRepeater:
         executor, seq, micro = self._executor, place.seq, place.micro
         now, item = item_of(self._plan, turn, seq)
         way = legs(now, item, self._alias)[micro]
-        found, is_added = Repeated.under(now.course, given), False
+        repeated, is_added = Repeated.under(now.course, given), False
         with _repeating(executor, turn, executor.part.trained):
             load_state(executor, _file(files, "before"))
-            if lent := [one.start for one in self._plan.placement.helpers_of(self._alias)]:
+            if lent := [helper.start for helper in self._plan.placement.helpers_of(self._alias)]:
                 kept = [_tensors(_file(files, f"held {block}")) for block in lent]
-                held = {name.removeprefix(PREFIXES.value): value for one in kept for name, value in one.items()}
+                held = {
+                    name.removeprefix(PREFIXES.value): value
+                    for tensors_of in kept
+                    for name, value in tensors_of.items()
+                }
                 executor.offloading.load_held(held, lent, where=_WHERE)
             if "vectors before" in files:
                 set_vectors(executor, files["vectors before"])
@@ -582,22 +586,22 @@ class WorkRepeater:
                 action = leg.bind(seq, micro)
                 if leg.op is Op.RECEIVE:
                     tensor, mask = tensors[action.key]
-                    found.note(action.key, tensor, mask)
+                    repeated.note(action.key, tensor, mask)
                     executor.put_tensor(action.key, tensor.to(self._dtype), mask)
                 elif leg.op is Op.SEND:
                     name = tensor_name(action.key)
                     if leg.payload == Payload.PAIRS:
-                        own, mask = parcel_tensor(bytes(executor.take_parcel(action.key))), None
+                        tensor, mask = parcel_tensor(bytes(executor.take_parcel(action.key))), None
                     else:
-                        own, mask = executor.take_tensor(action.key)
+                        tensor, mask = executor.take_tensor(action.key)
                         is_own = leg.peer == self.node
-                        own = own.detach() if is_own else as_received(own, self._plan.course.wire_dtype)
-                    digest = tensor_digest(own, mask)
+                        tensor = tensor.detach() if is_own else as_received(tensor, self._plan.course.wire_dtype)
+                    digest = tensor_digest(tensor, mask)
                     if digest == given[name]:
-                        found.note(action.key, own, mask)
+                        repeated.note(action.key, tensor, mask)
                     else:
-                        found.differing[action.key] = own
-                    found.results[name] = Compared(digest, float(digest != given[name]))
+                        repeated.differing[action.key] = tensor
+                    repeated.results[name] = Compared(digest, float(digest != given[name]))
                 else:
                     if leg.op is Op.BACKWARD and place.before >= 0 and not is_added:
                         is_added = True
@@ -605,27 +609,27 @@ class WorkRepeater:
                     executor.run(action)
                     if leg.op is Op.SHIP and (name := shown_name(seq, micro, leg.start)) in given:
                         told = _file(files, f"shown {leg.start}")
-                        found.results[name] = _compared(shown_file(executor, leg.start), told)
+                        repeated.results[name] = _compared(shown_file(executor, leg.start), told)
                     if leg.op is Op.FORWARD and now.course.velora is not None:
                         told = _file(files, "vectors")
-                        found.results[vectors_name(seq, micro)] = _compared(vectors_file(executor), told)
+                        repeated.results[vectors_name(seq, micro)] = _compared(vectors_file(executor), told)
             if any(leg.op is Op.BACKWARD for leg in way):
-                found.results.update(self._updated(now, item, place, files))
-        return found
+                repeated.results.update(self._updated(now, item, place, files))
+        return repeated
 
     def _updated(self, now: Plan, item: Item, place: CellPlace, files: Mapping[str, bytes]) -> dict[str, Compared]:
         """Compare the sum of gradients, then update with that of the last micro-batch and compare the state."""
         executor, seq = self._executor, place.seq
         sums, least = bytes(write_tensors(gradients(executor.part.trained))), smallest_norm(self._plan.course)
-        found = {sum_name(seq, place.micro): _compared(sums, _file(files, "sum"), least=least)}
+        compared = {sum_name(seq, place.micro): _compared(sums, _file(files, "sum"), least=least)}
         if "after" not in files:
-            return found
+            return compared
         set_gradients(executor.part.trained, _file(files, "total"))
         if now.course.velora is not None:
             set_vectors(executor, _file(files, "vectors last"))
         for action in own_updates(now, item, self._alias):
             executor.run(action)
-        return found | _compared_state(seq, executor.part.tensors(), files)
+        return compared | _compared_state(seq, executor.part.tensors(), files)
 
 
 class FitRepeater:
@@ -646,27 +650,27 @@ class FitRepeater:
         """Repeat the fit of a micro-batch, and the update of its item; as ``WorkRepeater.repeat``."""
         executor, seq, micro, block = self._executor, place.seq, place.micro, place.block
         now, item = item_of(self._plan, turn, seq)
-        found = Repeated.under(now.course, given)
+        repeated = Repeated.under(now.course, given)
         trained = {name: value for name, value in executor.part.trained.items() if block_of(name) == block}
         with _repeating(executor, turn, trained):
             load_state(executor, _file(files, "before"))
             held = (name for name in given if name.startswith("held ") and name != held_name(seq, block))
             for name in held:
-                found.results[name] = self._held(block, "held before", files)
+                repeated.results[name] = self._held(block, "held before", files)
             for key, exchanged in tensors.items():
-                found.note(key, *exchanged)
+                repeated.note(key, *exchanged)
                 executor.put_parcel(key, Pieces.of(bytes(bytes_of(exchanged[0]))))
             if place.before >= 0:
                 set_gradients(trained, _file(files, "added"))
             executor.run(Action(Op.FIT, seq, micro, block, block + 1))
             sums, least = bytes(write_tensors(gradients(trained))), smallest_norm(now.course)
-            found.results[fit_name(seq, micro, block)] = _compared(sums, _file(files, "sum"), least=least)
+            repeated.results[fit_name(seq, micro, block)] = _compared(sums, _file(files, "sum"), least=least)
             if "after" in files:
-                found.results |= self._updated(now, item, place, trained, files)
+                repeated.results |= self._updated(now, item, place, trained, files)
                 if (after := held_name(seq, block)) in given:  # of the state that was told, so in equal bits
                     load_state(executor, files["after"])
-                    found.results[after] = self._held(block, "held after", files)
-        return found
+                    repeated.results[after] = self._held(block, "held after", files)
+        return repeated
 
     def _updated(
         self, now: Plan, item: Item, place: CellPlace, trained: Mapping[str, nn.Parameter], files: Mapping[str, bytes]
@@ -683,8 +687,8 @@ class FitRepeater:
 
     def _held(self, block: int, name: str, files: Mapping[str, bytes]) -> Compared:
         """Compare what the host holds of the loaded state with what was told."""
-        own = held_file(self._executor, block)
-        return Compared(weights_digest(State.of(own), block), _distance(own, _file(files, name)))
+        held = held_file(self._executor, block)
+        return Compared(weights_digest(State.of(held), block), _distance(held, _file(files, name)))
 
 
 class NodeAudit:
@@ -752,67 +756,67 @@ class NodeAudit:
 
         The host is to blame, unless it has other tags of what its neighbours hand in.
         """
-        found = Repeated.under(self._plan.course, given)
+        repeated = Repeated.under(self._plan.course, given)
         came = {tensor_name(key) for key in tensors}
-        found.results |= {name: Compared("", 1.0) for name in given.keys() - came - {TAG_KEY}}
-        found.differing |= {one.key: torch.empty(0) for one in exchanges if not one.comes}
+        repeated.results |= {name: Compared("", 1.0) for name in given.keys() - came - {TAG_KEY}}
+        repeated.differing |= {exchange.key: torch.empty(0) for exchange in exchanges if not exchange.comes}
         for key, exchanged in tensors.items():
-            found.note(key, *exchanged)
-        return found
+            repeated.note(key, *exchanged)
+        return repeated
 
     def read_work(self, file: Pieces, place: CellPlace, given: Mapping[str, str]) -> dict[str, bytes]:
         """Read what a host hands in of its own work, with the digests that it told; raises ``IntegrityError``."""
-        found = {name: bytes(pieces.data) for name, pieces in _pieces(bytes(file)).items()}
-        after, wanted = f"state {place.seq}", {}
+        contents = {name: bytes(pieces.data) for name, pieces in _pieces(bytes(file)).items()}
+        after, told = f"state {place.seq}", {}
         before = "begin"  # or the state after the last item before
         for name, digest in given.items():
             kind = name.partition(" ")[0]
             if kind in ("begin", "state", "sum", "fit", "held", "vectors", "shown"):
-                wanted[name] = digest
+                told[name] = digest
             if kind == "state" and not name.startswith(f"{after} "):
                 before = name.rpartition(" ")[0]
         digests = [
             (
                 fit_name(place.seq, micro, place.block) if place.is_fit else sum_name(place.seq, micro),
-                hashlib.sha256(found[name]).hexdigest(),
+                hashlib.sha256(contents[name]).hexdigest(),
             )
             for name, micro in (("added", place.before), ("sum", place.micro), ("total", place.last))
-            if name in found
+            if name in contents
         ]
         for name in (name for name in given if name.startswith("held ")):
             _, since, block = name.split()
             kept = f"held {block}"
             if place.is_fit:
                 kept = "held after" if since == str(place.seq) else "held before"
-            if kept in found:
-                digests.append((name, weights_digest(State.of(found[kept]), int(block))))
+            if kept in contents:
+                digests.append((name, weights_digest(State.of(contents[kept]), int(block))))
         for name in (name for name in given if name.startswith("shown ")):
             block = name.rpartition(" ")[2]
             kept = "shown" if name == shown_name(place.seq, place.micro, int(block)) else "shown before"
-            if (content := found.get(f"{kept} {block}")) is not None:
+            if (content := contents.get(f"{kept} {block}")) is not None:
                 digests.append((name, hashlib.sha256(content).hexdigest()))
         begin = vectors_name(place.seq, 0)[:-1]
         known = [int(name.removeprefix(begin)) for name in given if name.startswith(begin)]
         first, last = vectors_around(known, place.micro)
         digests += [
-            (vectors_name(place.seq, micro), hashlib.sha256(found[name]).hexdigest())
+            (vectors_name(place.seq, micro), hashlib.sha256(contents[name]).hexdigest())
             for name, micro in (("vectors before", first), ("vectors", place.micro), ("vectors last", last))
-            if name in found
+            if name in contents
         ]
         for name, prefix in (("before", before), ("after", after)):
-            states = State.of(found[name]).digests if name in found else {}
+            states = State.of(contents[name]).digests if name in contents else {}
             digests += [(f"{prefix} {block}", digest) for block, digest in states.items()]
-        odd = [name for name, digest in digests if wanted.get(name) != digest]
-        if odd := odd or sorted(wanted.keys() - dict(digests).keys()):
+        odd = [name for name, digest in digests if told.get(name) != digest]
+        if odd := odd or sorted(told.keys() - dict(digests).keys()):
             raise IntegrityError(f"{_WHERE} is something else than was told of {odd[0]}")
-        return found
+        return contents
 
     def read_tensor(self, file: Pieces, key: TensorKey, given: Mapping[str, str], *, is_own: bool = False) -> Exchanged:
         """Read what a neighbour of a host hands in, or with ``is_own`` the host itself; errors as for ``read_work``."""
-        found = _tensors(bytes(file))
-        if "tensor" not in found:
+        tensors = _tensors(bytes(file))
+        if "tensor" not in tensors:
             raise IntegrityError(f"{_WHERE} has no tensor; use one version on all machines")
-        tensor, mask, name = found["tensor"], found.get("mask"), tensor_name(key)
+        tensor, mask, name = tensors["tensor"], tensors.get("mask"), tensor_name(key)
         dtype = self.recorder.dtype_of(is_own=is_own, payload=key.payload)
         if tensor.dtype is not dtype or tensor_digest(tensor, mask) != given.get(name):
             raise IntegrityError(f"{_WHERE} is something else than was told of {name}")
@@ -930,27 +934,27 @@ def distance(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor
         return 1.0
     far, norms = 0.0, {name: float(tensor.double().norm()) for name, tensor in theirs.items()}
     floor = least * math.hypot(*norms.values())
-    for name, own in ours.items():
-        norm, apart = max(norms[name], floor), float((own.double() - theirs[name].double()).norm())
+    for name, value in ours.items():
+        norm, apart = max(norms[name], floor), float((value.double() - theirs[name].double()).norm())
         far = max(far, 0.0 if apart == 0.0 else apart / norm if norm > apart else 1.0)
     return far
 
 
-def _distance(own: bytes, told: bytes, *, least: float = 0.0) -> float:
-    if own == told:
+def _distance(ours: bytes, told: bytes, *, least: float = 0.0) -> float:
+    if ours == told:
         return 0.0
-    return distance(_tensors(own), _tensors(told), least=least) if own and told else 1.0
+    return distance(_tensors(ours), _tensors(told), least=least) if ours and told else 1.0
 
 
-def _compared(own: bytes, told: bytes, *, least: float = 0.0) -> Compared:
-    return Compared(hashlib.sha256(own).hexdigest(), _distance(own, told, least=least))
+def _compared(ours: bytes, told: bytes, *, least: float = 0.0) -> Compared:
+    return Compared(hashlib.sha256(ours).hexdigest(), _distance(ours, told, least=least))
 
 
 def _compared_state(seq: int, tensors: Mapping[str, TensorPieces], files: Mapping[str, bytes]) -> dict[str, Compared]:
     """Compare the state of each block after an item with what was told of it."""
-    own = bytes(write_tensors(tensors))
-    far = _distance(own, _file(files, "after"))
-    return {state_name(seq, block): Compared(digest, far) for block, digest in State.of(own).digests.items()}
+    ours = bytes(write_tensors(tensors))
+    far = _distance(ours, _file(files, "after"))
+    return {state_name(seq, block): Compared(digest, far) for block, digest in State.of(ours).digests.items()}
 
 
 def pairs_distance(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> float:
@@ -968,11 +972,11 @@ def pairs_distance(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.
     bits = [name for name, value in others[1].items() if value.dtype is torch.uint8]
     far = [gradients_far]
     for name in bits:
-        own, told = (pairs.pop(name, None) for pairs in others)
-        if own is None or told is None or (own.shape, own.dtype) != (told.shape, told.dtype):
+        packed, told = (pairs.pop(name, None) for pairs in others)
+        if packed is None or told is None or (packed.shape, packed.dtype) != (told.shape, told.dtype):
             return 1.0
-        odd = sum(int((own ^ told).bitwise_right_shift(bit).bitwise_and(1).sum()) for bit in range(8))
-        far.append(odd / max(1, 8 * own.numel()))
+        odd = sum(int((packed ^ told).bitwise_right_shift(bit).bitwise_and(1).sum()) for bit in range(8))
+        far.append(odd / max(1, 8 * packed.numel()))
     return max(*far, distance(*others))
 
 

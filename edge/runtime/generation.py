@@ -19,9 +19,9 @@ import torch
 
 from edge.data.prompts import Prompt, PromptReader
 from edge.data.text_pieces import Ends, TextPieces, ends_with
-from edge.data.tokens import IGNORED, Batch
+from edge.data.tokens import Batch
 from edge.model.key_values import KeyValueCache
-from edge.runtime.inference import Sampling, choose, ends_of_text, model_sampling, seeded
+from edge.runtime.inference import Sampling, choose, ends_of_text, model_sampling, seeded, text_batch
 from ringtune.errors import PlanError
 from ringtune.job.job import Job
 from ringtune.models.folder import model_dimensions, read_config
@@ -139,14 +139,7 @@ class TextWriter:
         text = self._text(item, micro)
         if text is None or text.has_ended:
             return None
-        ids = torch.tensor([text.pending], dtype=torch.int64)
-        return Batch(
-            ids=ids,
-            mask=torch.ones_like(ids),
-            token_type_ids=torch.zeros_like(ids),
-            labels=torch.full_like(ids, IGNORED),
-            positions=torch.arange(text.before, text.before + len(text.pending))[None],
-        )
+        return text_batch(text.pending, text.before)
 
     def chosen(self, item: Item, micro: int, next_logits: Callable[[], torch.Tensor]) -> Values:
         """Choose the next token of a sequence by the logits (V); after its last one return numbers for the report."""
@@ -183,8 +176,8 @@ class TextWriter:
         """Compare a text that is complete with its answers, and write it to the owner's file."""
         said, prompt = text.close(), text.prompt
         if self.file is not None:
-            found = {"predicted": said, "tokens": text.num_tokens}
-            line = {"number": number, "row": dict(prompt.row), "predicted": found, "is_cut": text.is_cut}
+            predicted = {"predicted": said, "tokens": text.num_tokens}
+            line = {"number": number, "row": dict(prompt.row), "predicted": predicted, "is_cut": text.is_cut}
             with storage_errors(self.file), self.file.open("a" if number else "w", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         values = {GENERATED: 1.0, NEW_TOKENS: float(text.num_tokens)}

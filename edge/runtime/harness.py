@@ -210,7 +210,8 @@ def results(
         )
         named = evaluated["results"].items()
         return {
-            str(name): {str(key): figure(value) for key, value in one.items() if key != "alias"} for name, one in named
+            str(name): {str(key): figure(value) for key, value in scores.items() if key != "alias"}
+            for name, scores in named
         }
     except RingTuneError:
         raise

@@ -29,7 +29,7 @@ from edge.data.dataset import SOURCES
 from edge.data.images import ImageExamples
 from edge.data.prompts import Prompt, PromptReader
 from edge.data.text_pieces import Ends, TextPieces, ends_with
-from edge.data.tokens import Batch, RowFaultError, Text, check_ids
+from edge.data.tokens import IGNORED, Batch, RowFaultError, Text, check_ids
 from edge.machine.libraries import load_libraries
 from edge.model.frozen_weights import FrozenFiles
 from edge.model.heads import require_largest, task_of, text_logits
@@ -100,10 +100,10 @@ def predictions(job: Job, given: argparse.Namespace) -> Iterator[dict[str, Any]]
     at_once = 1 if job.model.task in LANGUAGE_TASKS else job.train.batch_size  # texts are continued one by one anyway
     while taken := list(itertools.islice(rows, at_once)):
         try:
-            found = predictor.predict([value for _, value in taken], first)
+            predictions = predictor.predict([value for _, value in taken], first)
         except RowFaultError as error:
             raise DataError(f"{given.data}, row {first + error.row + 1}: {error.what}") from error
-        for (row, _), said in zip(taken, found, strict=True):
+        for (row, _), said in zip(taken, predictions, strict=True):
             yield {"row": dict(row), "predicted": said}
         first += len(taken)
     if predictor.cut_rows:
@@ -186,17 +186,7 @@ class WholeModel:
         128,000. Tokens with which the text of the call before began are not computed again.
         """
         kept = self._keep(ids[:-count])
-        ids_BT = torch.tensor([list(ids[kept:])], dtype=torch.int64, device=self._device)
-        positions_BT = torch.arange(kept, len(ids), device=self._device)[None]
-        nothing = torch.full_like(ids_BT, -100)
-        batch = Batch(
-            ids=ids_BT,
-            mask=torch.ones_like(ids_BT),
-            token_type_ids=torch.zeros_like(ids_BT),
-            labels=nothing,
-            positions=positions_BT,
-        )
-        last_BTD, _ = self._last(batch, self._cache)
+        last_BTD, _ = self._last(text_batch(ids[kept:], kept).to(self._device), self._cache)
         self._cached = list(ids) if self._cache is not None else []
         for part_BTD in torch.split(last_BTD[:, -count:], _LOGITS_AT_ONCE, dim=1):
             yield text_logits(self._head, part_BTD)
@@ -235,6 +225,18 @@ class WholeModel:
         context = self._blocks.context(hidden_BTD, batch.mask, cache)
         hidden_BTD = self._blocks.run(hidden_BTD, batch.mask, context, 0, len(self._skeleton.blocks))
         return head_input(self._skeleton, self._inverse, hidden_BTD, batch)
+
+
+def text_batch(ids: Sequence[int], before: int) -> Batch:
+    """Make a batch (1, T) without targets of tokens of a text that has ``before`` tokens before them."""
+    ids_BT = torch.tensor([list(ids)], dtype=torch.int64)
+    return Batch(
+        ids=ids_BT,
+        mask=torch.ones_like(ids_BT),
+        token_type_ids=torch.zeros_like(ids_BT),
+        labels=torch.full_like(ids_BT, IGNORED),
+        positions=torch.arange(before, before + len(ids))[None],
+    )
 
 
 NextLogits = Callable[[Sequence[int]], torch.Tensor]
@@ -422,14 +424,14 @@ class Answers(Predictor):
         """Answer each question; the score is the sum of the logits of the first and the last token."""
         examples = self._source.examples(inputs, ())
         self.cut_rows += examples.cut_rows
-        found: dict[int, Row] = {}
+        answers: dict[int, Row] = {}
         for start in range(0, len(examples), self._WINDOWS):
             batch = examples.batch(range(start, min(start + self._WINDOWS, len(examples))), {})
             for answer in examples.close(batch, self._model.predict(batch), first):
                 begins, ends = answer.place
                 score = round(answer.best[0], 4)
-                found[answer.question] = {"predicted": answer.text, "score": score, "start": begins, "stop": ends}
-        return [found[index] for index in range(len(inputs))]
+                answers[answer.question] = {"predicted": answer.text, "score": score, "start": begins, "stop": ends}
+        return [answers[index] for index in range(len(inputs))]
 
 
 class Texts(Predictor):
@@ -501,7 +503,7 @@ def model_sampling(folder: Path) -> Sampling:
     """
     path, least, most = folder / _GENERATION_FILE, {"top_k": 0, "top_p": 0.0, "temperature": 0.0}, {"top_p": 1.0}
     values = _settings(path)
-    found: dict[str, float] = {}
+    settings: dict[str, float] = {}
     for name, lowest in least.items():
         value = values.get(name)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -509,9 +511,9 @@ def model_sampling(folder: Path) -> Sampling:
             continue
         if not is_number or not lowest <= value <= most.get(name, sys.maxsize) or (name == "top_k" and value % 1):
             raise ModelError(f"{path}: {name} is {value!r}, which draws no token; correct it, or fetch the model again")
-        found[name] = value
-    temperature = found.get("temperature", 1.0) if values.get("do_sample") is True else 0.0
-    return Sampling(temperature=temperature, top_k=int(found.get("top_k", 0)), top_p=found.get("top_p", 1.0))
+        settings[name] = value
+    temperature = settings.get("temperature", 1.0) if values.get("do_sample") is True else 0.0
+    return Sampling(temperature=temperature, top_k=int(settings.get("top_k", 0)), top_p=settings.get("top_p", 1.0))
 
 
 def unused_settings(folder: Path, *, remedy: str = _OPTIONS, used: Collection[str] = _LIMITS) -> str:

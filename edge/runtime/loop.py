@@ -443,8 +443,8 @@ class CopyMonitor:
 
     def expect(self, turn: Turn) -> None:
         """Note the updates of a granted turn that need a digest."""
-        wanted = compared_at(self._plan, turn, self._node)
-        self._wanted |= {(seq, unit): turn.index for unit, seq in wanted.items()}
+        compared = compared_at(self._plan, turn, self._node)
+        self._wanted |= {(seq, unit): turn.index for unit, seq in compared.items()}
 
     def after(self, action: Action) -> None:
         """Take a digest if this action is a noted update."""

@@ -142,53 +142,53 @@ class RunAccess:
 
     # ---- what other nodes ask ---------------------------------------------------------------------
 
-    def require(self, asked: Asked, caller: Party | None) -> AccessRight:
+    def require(self, request: Asked, caller: Party | None) -> AccessRight:
         """Return the row that permits a call; a fetch waits for its row; raises ``TrustError`` or ``FrameError``.
 
         Args:
-            asked: the call, in the words of the caller.
+            request: the call, in the words of the caller.
             caller: of its certificate; None = plain text, where nodes are trusted with their names.
         """
         try:
             if caller is not None:
-                require_sender(caller, asked.node)
+                require_sender(caller, request.node)
             with self._changed:
-                if asked.call is NodeCall.FETCH and asked.state is not State.AUDIT:
-                    self._wait_for(asked)
-                if asked.call is NodeCall.LINK and self._moves:  # another node may have gone back already
+                if request.call is NodeCall.FETCH and request.state is not State.AUDIT:
+                    self._wait_for(request)
+                if request.call is NodeCall.LINK and self._moves:  # another node may have gone back already
                     raise FrameError(f"node {self._node} moves and takes no links yet; try again")
-                self._check_owner(asked)
-                return self._row(asked)
+                self._check_owner(request)
+                return self._row(request)
         except TrustError as error:
-            count = self._refused.told((asked.call, asked.node))
+            count = self._refused.told((request.call, request.node))
             if count:
                 _LOG.warning("%s%s", error, times(count))
             raise
 
-    def _check_owner(self, asked: Asked) -> None:
+    def _check_owner(self, request: Asked) -> None:
         """Refuse the copy of a head by another owner than that of the turn; the lock is held."""
-        owner = self._owners.get(asked.step, asked.node)
-        if asked.call is NodeCall.KEEP and asked.is_head and owner != asked.node:
+        owner = self._owners.get(request.step, request.node)
+        if request.call is NodeCall.KEEP and request.is_head and owner != request.node:
             raise TrustError(
-                f"node {self._node} takes no copy of {asked.text} of node {asked.node}: the turn is that of node "
+                f"node {self._node} takes no copy of {request.text} of node {request.node}: the turn is that of node "
                 f"{owner}; remove a node that does this unasked ('ringtune nodes remove NAME')"
             )
 
-    def _row(self, asked: Asked) -> AccessRight:
+    def _row(self, request: Asked) -> AccessRight:
         rights = (*self._placed, *self._fetches, *self._inspected)
-        return require_right(rights, asked, node=self._node, granted_step=self._granted_step)
+        return require_right(rights, request, node=self._node, granted_step=self._granted_step)
 
-    def _wait_for(self, asked: Asked) -> None:
+    def _wait_for(self, request: Asked) -> None:
         """Wait until a row permits a fetch of the run; return at once where calls of its node wait already.
 
         A call waits no longer once its node asks for a later placement: of a recovery that took the place of its own.
         """
-        node, number = key = asked.node, asked.placement_number
-        if asked.run_id != self._run_id or self._waiting[key] >= _MAX_WAITING:
+        node, number = key = request.node, request.placement_number
+        if request.run_id != self._run_id or self._waiting[key] >= _MAX_WAITING:
             return
 
         def is_over() -> bool:
-            has_row = any(right.node == node and not right.problem(asked) for right in self._fetches)
+            has_row = any(right.node == node and not right.problem(request) for right in self._fetches)
             return has_row or number < self._awaits.get(node, number)
 
         if number > self._awaits.get(node, -1):
@@ -206,29 +206,29 @@ class RunAccess:
         if caller is not None:
             self.require(Asked(call, caller.name, self._run_id), caller)
 
-    def _check_checkpoint(self, asked: Asked) -> None:
+    def _check_checkpoint(self, request: Asked) -> None:
         """Refuse copies for the disk of more than ``_MAX_NOT_DUE`` steps without a checkpoint; the lock is held."""
         course = self._course
-        if asked.state is not State.DISK or course is None or checkpoint_is_due(course, asked.step):
+        if request.state is not State.DISK or course is None or checkpoint_is_due(course, request.step):
             return
-        others = {step for step, node, _ in self._digests if node == asked.node and step != asked.step}
+        others = {step for step, node, _ in self._digests if node == request.node and step != request.step}
         if sum(not checkpoint_is_due(course, step) for step in others) >= _MAX_NOT_DUE:
             raise TrustError(
-                f"node {self._node} takes no copy of {asked.text} of node {asked.node}: no checkpoint is due there; "
-                "remove a node that does this unasked ('ringtune nodes remove NAME')"
+                f"node {self._node} takes no copy of {request.text} of node {request.node}: no checkpoint is due "
+                "there; remove a node that does this unasked ('ringtune nodes remove NAME')"
             )
 
-    def require_only(self, asked: Asked, sha256: str) -> None:
+    def require_only(self, request: Asked, sha256: str) -> None:
         """Refuse a second, different copy of one state; the same one may arrive again; raises ``TrustError``."""
         with self._changed:
-            self._check_checkpoint(asked)
-            if self._digests.setdefault((asked.step, asked.node, asked.is_head), sha256) == sha256:
+            self._check_checkpoint(request)
+            if self._digests.setdefault((request.step, request.node, request.is_head), sha256) == sha256:
                 if len(self._digests) > _MAX_DIGESTS:
                     del self._digests[min(self._digests)]
                 return
         error = TrustError(
-            f"node {self._node} has another copy of {asked.text} of node {asked.node} already, and keeps that; train "
-            "from the newest checkpoint with --resume"
+            f"node {self._node} has another copy of {request.text} of node {request.node} already, and keeps that; "
+            "train from the newest checkpoint with --resume"
         )
         _LOG.warning("%s", error)
         raise error

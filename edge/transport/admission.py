@@ -183,8 +183,8 @@ class FrameCheck:
         """Return the most bytes of a parcel: weights and gradients are no larger than a copy of their blocks."""
         sizes, placement, node = self._expectation.sizes, self._expectation.plan.placement, self._expectation.node
         if kind == Payload.WEIGHTS:
-            helpers = [one for one in placement.helpers_of(node) if one.node == self._source]
-            return copy_limit(sizes, sum(one.stop - one.start for one in helpers))
+            helpers = [helper for helper in placement.helpers_of(node) if helper.node == self._source]
+            return copy_limit(sizes, sum(helper.stop - helper.start for helper in helpers))
         if kind == Payload.REPLICA_GRAD:
             return copy_limit(sizes, placement.slice_of(node).num_blocks)
         return MAX_BLOB_BYTES

@@ -300,7 +300,7 @@ class Probe:
     def stream(self, latency_s: float) -> list[float]:
         """Stream messages until there are enough windows; return the bytes per second of each but the first."""
         windows = Windows(latency_s, self._effort, rate_bytes_per_s=self._rate)
-        asked: deque[int] = deque()  # cumulative bytes at each message that requests its arrival time
+        asked_bytes: deque[int] = deque()  # cumulative bytes at each message that requests its arrival time
         sent_bytes = arrived_bytes = last_asked_bytes = 0
         size = len(self._quiet)
         on_the_way_s = _ON_THE_WAY_S + 2 * _TRIPS_ON_THE_WAY * latency_s
@@ -312,13 +312,13 @@ class Probe:
                 sent_bytes += size
                 is_last = sent_bytes + size - arrived_bytes > room
                 if is_last or sent_bytes - last_asked_bytes >= room / _ASKS_ON_THE_WAY:
-                    asked.append(sent_bytes)
+                    asked_bytes.append(sent_bytes)
                     last_asked_bytes = sent_bytes
                     self._put(self._asking)
                 else:
                     self._put(self._quiet)
             arrival = self._next_arrival()
-            arrived_bytes = asked.popleft()
+            arrived_bytes = asked_bytes.popleft()
             windows.add(arrived_bytes, arrival.at_s)
             here_cpu_s = time.process_time()
             if first is None:

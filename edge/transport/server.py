@@ -481,7 +481,7 @@ class RingServicer:
 
         link = InLink(messages, join=join, changed=self._on_changed, hello_wait_s=self._hello_wait_s)
         with self._changed:
-            silent = [one for one in self._waiting if not one.has_spoken]
+            silent = [waiting for waiting in self._waiting if not waiting.has_spoken]
             is_full = len(self._waiting) >= _MAX_WAITING
             if is_full and not silent:
                 return iter([refusal(FrameError(f"{_MAX_WAITING} links wait here for their run; try again"))])

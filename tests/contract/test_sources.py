@@ -359,7 +359,7 @@ A coordinator's copy of a database, locked, in a folder of that database's id: b
     coordinator/server/database.py: Database._copy_events, Database.copy_to
 A node's state folder, locked: below the ids of runs, and what the node has measured of itself
     edge/techniques/activation_cache.py: ActivationCache._delete_above, write_hidden
-    edge/profiler/profile_cache.py: ProfileCache.put
+    edge/profiler/timing.py: ProfileCache.put
     edge/runtime/generation.py: TextWriter._close
     edge/model/optimizer_state.py: DiskStateStore.close, DiskStateStore.make_room
     edge/model/optimizer_state.py: StateFile.make, StateFile.moved

@@ -42,7 +42,7 @@ from edge.agent import torch_backend
 torch_backend.preload()
 import torch
 from edge.data.dataset import OwnerDataset
-from edge.runtime.node_model import host
+from edge.runtime.executor import host
 from ringtune.job.job import Job, Model
 from tests.support.plans import make_plan
 folder = Path(sys.argv[1])

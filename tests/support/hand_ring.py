@@ -137,12 +137,16 @@ class HandRing:
     def train(self) -> HandRing:
         """Do the whole run."""
         for turn in turn_sequence(self.plan.course):
-            self.start_turn(turn)
-            for item in items(self.plan.course, turn):
-                self.run_item(item)
+            self.run_turn(turn)
             for node in self.nodes.values():
                 node.forget_turn(turn.index)
         return self
+
+    def run_turn(self, turn: Turn) -> None:
+        """Do all items of a turn."""
+        self.start_turn(turn)
+        for item in items(self.plan.course, turn):
+            self.run_item(item)
 
     def start_turn(self, turn: Turn) -> None:
         """Grant a turn to all, and hand the head over if the owner changes."""

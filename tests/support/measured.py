@@ -1,6 +1,6 @@
 """What nodes of earlier tests have measured of themselves, for those of later ones: each kind of job is timed once.
 
-The file is the nodes' own (``edge.profiler.profile_cache``), whose keys tell apart whatever changes a timing. Tests
+The file is the nodes' own (``edge.profiler.timing``), whose keys tell apart whatever changes a timing. Tests
 that are about measuring use folders of their own.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from coordinator.client.checkpoints import RunCheckpoints
 from edge.checkpoint.state_folder import CACHE_FILE
-from edge.profiler.profile_cache import SCHEMA
+from edge.profiler.timing import SCHEMA
 from ringtune.storage.durable import claim
 
 _ENTRIES: dict[str, Any] = {}

@@ -98,7 +98,7 @@ def measured(options: argparse.Namespace, frozen: str, loaded: dict[str, int]) -
     """Build a slice in this process, run a forward, and tell what that added."""
     import torch
 
-    from edge.runtime.node_model import host
+    from edge.runtime.executor import host
     from ringtune.models.folder import read_config
 
     config = read_config(options.model)

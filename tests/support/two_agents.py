@@ -69,7 +69,6 @@ class FakeLink:
         self._source = source
         self._target = target
         self.is_closed = False
-        self.on_close: Callable[[], None] = lambda: None
 
     def open(self, timeout_s: float) -> None:
         """Refuse unless the target expects the run."""
@@ -98,7 +97,6 @@ class FakeLink:
     def close(self) -> None:
         """Remember it."""
         self.is_closed = True
-        self.on_close()
 
 
 class FakeSnapshot(Snapshot):

@@ -395,33 +395,23 @@ class PairWire:
 
     Args:
         wire: one of ``PAIRS``.
-        inputs: width of each x that is projected, by the name of its site.
         parts: sub-tokens of an x with ``velora``, see ``ringtune.schedule.saved_activations.Velora``.
 
     Attributes:
+        inputs: width of each x that is projected, by the name of its site.
         vectors: of a host with ``velora``, for checkpoints; otherwise None.
+        known: the vectors that a helper was sent, by site.
     """
 
     def __init__(self, wire: str, inputs: Mapping[str, int], *, parts: int = DEFAULT_PARTS, seed: int = 0) -> None:
-        self._wire, self._inputs = wire, dict(inputs)
-        sizes = {name: subtoken_size(size, min(parts, size)) for name, size in inputs.items()}
-        self.vectors = Vectors(sizes, init="average", seed=seed) if wire == VELORA else None
-        self._sizes = sizes
-        self._known: dict[str, torch.Tensor] = {}
-
-    @property
-    def inputs(self) -> Mapping[str, int]:
-        """Width of each x that is projected, by the name of its site."""
-        return self._inputs
-
-    @property
-    def known(self) -> dict[str, torch.Tensor]:
-        """The vectors that a helper was sent, by site."""
-        return dict(self._known)
+        self._wire, self.inputs = wire, dict(inputs)
+        self._sizes = {name: subtoken_size(size, min(parts, size)) for name, size in inputs.items()}
+        self.vectors = Vectors(self._sizes, init="average", seed=seed) if wire == VELORA else None
+        self.known: dict[str, torch.Tensor] = {}
 
     def learn(self, vectors: Tensors) -> None:
         """Take vectors that another helper was sent; those of sites without projections are ignored."""
-        self._known |= {site: value for site, value in vectors.items() if site in self._inputs and value.numel()}
+        self.known |= {site: value for site, value in vectors.items() if site in self.inputs and value.numel()}
 
     def encode(self, pairs: Tensors) -> dict[str, torch.Tensor]:
         """Return the encoded pairs; with ``velora`` a projected pair has its vector beside it."""
@@ -433,7 +423,7 @@ class PairWire:
         encoded: dict[str, torch.Tensor] = {}
         for name, tensor in pairs.items():
             site = name.removesuffix(_X)
-            if self.vectors is not None and name.endswith(_X) and site in self._inputs:
+            if self.vectors is not None and name.endswith(_X) and site in self.inputs:
                 encoded |= self._projected(self.vectors, site, tensor)
             else:
                 encoded[name] = tensor
@@ -444,7 +434,7 @@ class PairWire:
         vectors = {name.removesuffix(_VECTOR): value for name, value in sent.items() if name.endswith(_VECTOR)}
         if odd := sorted(site for site, vector in vectors.items() if vector.shape != (self._sizes.get(site, -1),)):
             raise IntegrityError(f"a vector {list(vectors[odd[0]].shape)} of {shown(odd[0])} came, which is none here")
-        self._known |= vectors
+        self.known |= vectors
         decoded: dict[str, torch.Tensor] = {}
         for name, tensor in sent.items():
             if self._wire == VELORA and name.endswith(_Z):
@@ -461,7 +451,7 @@ class PairWire:
         return {site + _Z: project(x, vector).view(*x.shape[:2], -1), site + _VECTOR: vector}
 
     def _rebuilt(self, site: str, z: torch.Tensor) -> torch.Tensor:
-        vector, inputs = self._known.get(site), self._inputs.get(site)
+        vector, inputs = self.known.get(site), self.inputs.get(site)
         if vector is None or inputs is None:
             raise IntegrityError(f"a projection of {site} came, but not the vector that it was projected on")
         if vector.shape != (self._sizes[site],) or z.dim() != 3 or z.shape[2] != -(-inputs // len(vector)):
@@ -476,16 +466,16 @@ class PairVectors:
     """VeLoRA's vectors of a node's pairs: of a host that projects them, and of helpers that were sent them.
 
     Args:
-        own: of the host; None = it has no helpers.
+        host: vectors of the host; None = it has no helpers.
         shown: decoders of the helper.
     """
 
-    def __init__(self, own: Vectors | None, shown: Sequence[PairWire]) -> None:
-        self._own, self._shown = own, shown
+    def __init__(self, host: Vectors | None, shown: Sequence[PairWire]) -> None:
+        self._host, self._shown = host, shown
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the vectors by site; of the host all, empty before the first micro-batch."""
-        vectors = {} if self._own is None else self._own.tensors()
+        vectors = {} if self._host is None else self._host.tensors()
         return vectors | {site: value for wire in self._shown for site, value in wire.known.items()}
 
     def check(self, tensors: Mapping[str, torch.Tensor], *, where: str) -> None:
@@ -493,17 +483,17 @@ class PairVectors:
 
         Raises ``IntegrityError``: sites or sizes differ.
         """
-        vectors = {} if self._own is None else self._own.tensors()
+        vectors = {} if self._host is None else self._host.tensors()
         known = vectors.keys() | {site for wire in self._shown for site in wire.inputs}
         if odd := sorted(tensors.keys() - known):
             raise IntegrityError(f"{where} has a vector of {odd[0]}, which is not projected here")
-        if self._own is not None:
-            self._own.check({name: tensors[name] for name in vectors if name in tensors}, where=where)
+        if self._host is not None:
+            self._host.check({name: tensors[name] for name in vectors if name in tensors}, where=where)
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Replace all vectors."""
-        if self._own is not None:
-            self._own.load({name: tensors[name] for name in self._own.tensors()})
+        if self._host is not None:
+            self._host.load({name: tensors[name] for name in self._host.tensors()})
         for wire in self._shown:
             wire.learn(tensors)
 
@@ -512,15 +502,15 @@ class PairVectors:
 
         Raises ``IntegrityError``: sizes differ, or a block has none: a new vector would change the result.
         """
-        if self._own is not None:
-            names = [name for name in self._own.tensors() if block_of(name) in blocks]
+        if self._host is not None:
+            names = [name for name in self._host.tensors() if block_of(name) in blocks]
             shown = {block_of(name) for name in names if name in tensors and tensors[name].numel()}
             if lacking := sorted({block_of(name) for name in names} - shown):
                 raise IntegrityError(
                     f"{where} have no vector of the pairs of block {lacking[0]}, which earlier versions did not save "
                     "at a helper; resume the run on its own nodes"
                 )
-            self._own.load_blocks({name: tensors.get(name, torch.zeros(0)) for name in names}, blocks, where=where)
+            self._host.load_blocks({name: tensors.get(name, torch.zeros(0)) for name in names}, blocks, where=where)
         for wire in self._shown:
             wire.learn(tensors)
 

@@ -12,7 +12,7 @@ import pytest
 from coordinator.server.certificate_authority import DAYS
 from edge.agent import active_run
 from edge.agent.active_run import ActiveRun
-from edge.checkpoint.snapshot_servicer import fetch_audited
+from edge.checkpoint.snapshot_servicer import fetch_audited, open_stub
 from edge.runtime.reporter import Arrived, SharedClock
 from ringtune.errors import (
     ConnectionFailedError,
@@ -110,13 +110,20 @@ def test_figures_of_a_run_that_was_released_meanwhile_are_none() -> None:
         active.figures()
 
 
-def test_channels_of_an_audit_are_closed_with_the_run() -> None:
-    """A fetch that is still waiting for a host ends then, and a later one says why; neither is a bug."""
+def test_channels_of_an_audit_are_closed_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fetch that is still waiting for a host ends then, a later one says why, and no channel is left open."""
     active = ActiveRun("r", "b", 0, make_plan([("a", 0, 2), ("b", 2, 4)], ["a"]))
     asked, until_s = control_pb2.SnapshotRequest(), time.monotonic() + 20.0
     stub = active.audit_stub("a", "127.0.0.1:1")
     waiting: Any = stub.Fetch(asked, wait_for_ready=True, timeout=20.0)
+    active.cancelled.set()
     active.drop()
     assert waiting.code() is grpc.StatusCode.CANCELLED
     with pytest.raises(InterruptedRunError, match="the run was released here"):
         fetch_audited(asked, "a", "127.0.0.1:1", until_s, lease_s=20.0, stub=stub)
+    channel, stub = open_stub("c", "127.0.0.1:1")
+    monkeypatch.setattr(active_run, "open_stub", lambda node, address: (channel, stub))
+    with pytest.raises(InterruptedRunError, match="run r was released while node b repeated work of it"):
+        active.audit_stub("c", "127.0.0.1:1")
+    with pytest.raises(ValueError, match=r"(?i)channel closed|closed channel"):
+        stub.Fetch(asked)

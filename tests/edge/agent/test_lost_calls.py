@@ -132,23 +132,29 @@ def test_snapshot_that_never_ends_is_given_up(
         fetcher.blocks(Source("b", 1, 3), 4)
 
 
-@FAILURES
-def test_copy_is_given_again_and_kept_once(
-    lose: Callable[[str, str], None], other: tuple[SnapshotShelf, TurnSnapshots, str], failure: str
-) -> None:
-    """The turn is done once the copy is there, and nobody is called lost."""
-    _, kept, address = other
-    lost, done = list[str](), threading.Event()
+def sender_to(address: str, on_lost: Callable[[object], None]) -> CopySender:
+    """Sends copies of node a to node b; tells what it loses, and what fails."""
     sender = CopySender(
         RUN,
         "a",
         0,
         addresses={"b": address},
         patience_s=WAIT_S,
-        on_lost=lambda node, why: lost.append(why),
-        on_failed=lambda error: lost.append(str(error)),
+        on_lost=lambda node, why: on_lost(why),
+        on_failed=on_lost,
     )
     sender.start()
+    return sender
+
+
+@FAILURES
+def test_copy_is_given_again_and_kept_once(
+    lose: Callable[[str, str], None], other: tuple[SnapshotShelf, TurnSnapshots, str], failure: str
+) -> None:
+    """The turn is done once the copy is there, and nobody is called lost."""
+    _, kept, address = other
+    lost, done = list[object](), threading.Event()
+    sender = sender_to(address, lost.append)
     lose("Keep", failure)
     sender.put(_Copy(4, lambda: Pieces.of(file_of(0, 1)), "b", False, done.set))
     assert done.wait(WAIT_S) and not lost
@@ -201,16 +207,7 @@ def test_copy_that_can_not_be_read_is_a_failure_of_its_own_node(
         return Pieces(len(file_of(0, 1)), broken)
 
     told: SimpleQueue[object] = SimpleQueue()
-    sender = CopySender(
-        RUN,
-        "a",
-        0,
-        addresses={"b": address},
-        patience_s=WAIT_S,
-        on_lost=lambda node, why: told.put(why),
-        on_failed=told.put,
-    )
-    sender.start()
+    sender = sender_to(address, told.put)
     sender.put(_Copy(4, content, "b", False, lambda: None))
     assert isinstance(told.get(timeout=WAIT_S), IntegrityError)
     sender.close()

@@ -17,7 +17,7 @@ import pytest
 from coordinator.run.migration import MigrationDriver
 from edge.agent.active_run import ActiveRun
 from edge.agent.migration import AgentMigration, NextPlacement
-from edge.agent.servicer import AgentServicer
+from edge.agent.process import AgentServicer
 from edge.checkpoint.snapshot_servicer import SnapshotFetcher, SnapshotServicer
 from edge.checkpoint.snapshots import MigratedState, SnapshotShelf, TurnSnapshots, block_digests, head_digest
 from edge.checkpoint.state_folder import StateFolder

@@ -6,7 +6,7 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,17 +17,19 @@ import pytest
 from coordinator.server.certificate_authority import Authority
 from edge.agent import process
 from edge.agent.active_run import ActiveRun
-from edge.agent.process import CoordinatorCalls, count_rows, give_up, run_agent
+from edge.agent.process import AgentServicer, CoordinatorCalls, count_rows, give_up, run_agent
 from edge.checkpoint.snapshots import TurnSnapshots
 from edge.options import AgentOptions
-from ringtune.errors import DataError, DeadlineError
+from ringtune.errors import DataError, DeadlineError, PlanError, RingTuneError
+from ringtune.storage.pieces import Pieces
 from ringtune.transport.identity import read_identity
 from ringtune.transport.parties import node_party
 from ringtune.transport.speaker import Removal, Removals, Speaker, speaking_as
+from ringtune.transport.status import error_of_status
 from ringtune.v1 import control_pb2
 from tests.coordinator.server.test_certificate_authority import running
 from tests.support.trust_parts import DAY_S
-from tests.support.two_agents import RUN, TwoAgents
+from tests.support.two_agents import JOB, OTHER, RUN, FakeWorkshop, TwoAgents
 
 WAIT_S = 20.0
 
@@ -133,8 +135,12 @@ def test_last_turns_are_saved_between_the_end_of_a_run_and_its_release(caplog: p
     assert caplog.text.count("the last turns of run run are not saved: waited 60 s") == 1
 
 
-def test_last_turns_are_saved_after_the_end_that_another_thread_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Links, whose peers are gone, take their time to close; only then does the run let go of the node's folder."""
+@pytest.mark.parametrize("then", ["save", "inspect"])
+def test_end_that_another_thread_has_begun_is_awaited(then: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Links, whose peers are gone, take their time to close; only then does the run let go of the node's folder.
+
+    So its last turns are saved, and another run begins, after that.
+    """
     two, done, is_closing, may_close = TwoAgents(), list[str](), threading.Event(), threading.Event()
     agent: Any = two.agents["a"]
     two.prepare_all()
@@ -154,23 +160,53 @@ def test_last_turns_are_saved_after_the_end_that_another_thread_has_begun(monkey
         may_close.set()
         await_end(timeout_s)
 
-    def save() -> None:
-        done.append("save")
+    def after(*_: Any, **__: Any) -> tuple[dict[str, Any], None]:
+        done.append(then)
         may_close.set()
+        return {}, None
 
     monkeypatch.setattr(ActiveRun, "stop", stop)
     monkeypatch.setattr(ActiveRun, "drop", drop)
-    agent.await_end, agent.moves.save = await_end, save
+    agent.await_end, agent.moves.save = await_end, after
+    monkeypatch.setattr(FakeWorkshop, "inspect", after)
     ending = threading.Thread(target=agent.end, args=(agent.current(), "a peer is gone"))
     ending.start()
     try:
         assert is_closing.wait(WAIT_S)
-        give_up(agent, "", "gone")
+        if then == "save":
+            give_up(agent, "", "gone")
+        else:
+            agent.inspect(OTHER, JOB, None, timeout_s=WAIT_S)
     finally:
         may_close.set()
         ending.join(WAIT_S)
         two.close()
-    assert done[:2] == ["drop a", "save"]
+    assert done[:2] == ["drop a", then]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (PlanError("no such tensor"), PlanError, "no such tensor"),
+        (OSError("gone"), RingTuneError, r"OSError at \S+: gone"),
+    ],
+)
+def test_collect_keeps_the_form_of_an_error_while_it_streams(
+    error: Exception, kind: type[RingTuneError], message: str
+) -> None:
+    """Files are read while they are sent: what fails then is told as any other error of this node."""
+
+    def content() -> Iterator[bytes]:
+        yield b"begin"
+        raise error
+
+    def abort(code: grpc.StatusCode, details: str) -> None:
+        raise error_of_status(code.name, details, peer="node a")
+
+    agent: Any = SimpleNamespace(collect=lambda run_id, **_: {"adapter.safetensors": Pieces(10, content)})
+    context: Any = SimpleNamespace(time_remaining=lambda: 5.0, abort=abort)
+    with pytest.raises(kind, match=message):
+        list(AgentServicer(agent).Collect(control_pb2.CollectRequest(run_id="r"), context))
 
 
 def test_signal_is_taken_while_the_main_thread_holds_the_lock_of_what_it_waits_for(

@@ -20,7 +20,7 @@ from ringtune.schedule.access import CopyBytes
 from ringtune.schedule.methods.hift import Hift
 from ringtune.schedule.migration import TURNS_KEPT, trained_blocks
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import turn_sequence
+from ringtune.schedule.turns import Turn, turn_sequence
 from ringtune.storage.chunks import cut_pieces
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
@@ -273,23 +273,26 @@ def cut_once(content: bytes) -> control_pb2.FileChunk:
     return chunk
 
 
-def test_what_others_keep_is_told_with_its_digests() -> None:
-    """Of the trained blocks and the head that went out, once they have arrived; of a turn without copies nothing."""
-    sent: list[Any] = []
+def ended_turn(plan: Plan, turn: Turn) -> tuple[list[Any], list[Mapping[int, str]]]:
+    """Let node a end a turn; return the copies that it sends, and what it tells once they have arrived."""
+    sent, told = list[Any](), list[Mapping[int, str]]()
     sender: Any = SimpleNamespace(start=lambda: None, put=sent.append)
     executor: Any = SimpleNamespace(head_blob=lambda: Pieces.of(b"a head"))
+    made = TurnSnapshotter(
+        "run", "a", plan, executor, TurnSnapshots("a"), make_file=lambda _, blocks, of: file_of(*blocks), sender=sender
+    )
+    made.end(turn, told.append)
+    for copy in sent:
+        assert told == []
+        copy.then()
+    return sent, told
+
+
+def test_what_others_keep_is_told_with_its_digests() -> None:
+    """Of the trained blocks and the head that went out, once they have arrived; of a turn without copies nothing."""
     told: list[Mapping[int, str]] = []
     for plan in (PLAN, make_plan([("a", 0, 4)], ["a"], num_steps=40, local_iterations=4).with_copies(True)):
-        turn = next(one for one in turn_sequence(plan.course) if one.owner == "a")
-        kept = TurnSnapshots("a")
-        made = TurnSnapshotter(
-            "run", "a", plan, executor, kept, make_file=lambda _, blocks, of: file_of(*blocks), sender=sender
-        )
-        made.end(turn, told.append)
-        for copy in sent:
-            assert told == []
-            copy.then()
-        sent.clear()
+        told += ended_turn(plan, next(turn for turn in turn_sequence(plan.course) if turn.owner == "a"))[1]
     blocks = trained_blocks(PLAN.course, PLAN.placement, "a", next(turn_sequence(PLAN.course)))
     assert blocks == (2,)
     head = {PLAN.course.head: hashlib.sha256(b"a head").hexdigest()}
@@ -300,18 +303,9 @@ def test_each_holder_gets_one_file_and_the_turn_is_done_with_the_last_one() -> N
     """Two copies of host a's blocks at b and c, of owner a's head at b, the next owner, and the host c."""
     slices = [("a", 0, 2), ("b", 2, 3), ("c", 3, 4)]
     plan = make_plan(slices, ["a", "b"], method="all", num_steps=40, local_iterations=4).with_copies(True, 2)
-    sent, told, kept = list[Any](), list[Mapping[int, str]](), TurnSnapshots("a")
-    sender: Any = SimpleNamespace(start=lambda: None, put=sent.append)
-    executor: Any = SimpleNamespace(head_blob=lambda: Pieces.of(b"a head"))
-    made = TurnSnapshotter(
-        "run", "a", plan, executor, kept, make_file=lambda _, blocks, of: file_of(*blocks), sender=sender
-    )
-    made.end(next(turn_sequence(plan.course)), told.append)
+    sent, told = ended_turn(plan, next(turn_sequence(plan.course)))
     assert [(copy.holder, copy.is_head) for copy in sent] == [("b", True), ("c", True), ("b", False), ("c", False)]
     assert [bytes(copy.content()) for copy in sent[2:]] == [file_of(0, 1)] * 2
-    for copy in sent:
-        assert told == []
-        copy.then()
     head = {plan.course.head: hashlib.sha256(b"a head").hexdigest()}
     assert told == [{**head, **block_digests(Pieces.of(file_of(0, 1)))}]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edge.data.dataset import OwnerDataset
-from edge.runtime.node_model import _check_data
+from edge.runtime.executor import _check_data
 from ringtune.errors import DataError
 from ringtune.job.job import Job
 from ringtune.schedule.run_shape import Owner, UserRows

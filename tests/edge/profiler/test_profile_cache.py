@@ -15,8 +15,7 @@ from edge.checkpoint.state_folder import CACHE_FILE
 from edge.data.dataset import MeanTokens
 from edge.options import AgentOptions
 from edge.profiler import works
-from edge.profiler.profile_cache import KEPT_ENTRIES, LONGEST_AGE_S, ProfileCache
-from edge.profiler.timing import MeasuredWork, TimingRequest
+from edge.profiler.timing import KEPT_ENTRIES, LONGEST_AGE_S, MeasuredWork, ProfileCache, TimingRequest
 from edge.profiler.works import Bench
 from ringtune.costs.measurement import job_shape
 from ringtune.costs.memory_sizes import CONTEXT_BYTES

@@ -16,7 +16,7 @@ from edge.runtime.executor import NodeExecutor
 from ringtune.errors import DataError, DivergedError, FrameError, IntegrityError, ModelError, PlanError
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.stages import unit_grad_key
-from ringtune.schedule.turns import StepKind, Turn, items, turn_sequence
+from ringtune.schedule.turns import StepKind, Turn, turn_sequence
 from ringtune.schedule.units import EMBEDDING
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.tensor_files import write_tensors
@@ -181,9 +181,7 @@ def test_executor_leaves_nothing_of_an_item_without_update(trained: ring.HandRin
     turn = Turn(
         index=100, kind=StepKind.SCORE, owner="a", round=0, first_seq=100, num_items=1, first_step=3, first_batch=0
     )
-    trained.start_turn(turn)
-    for item in items(trained.plan.course, turn):
-        trained.run_item(item)
+    trained.run_turn(turn)
     after = trained.tensors()
     assert after.keys() == before.keys() and all(torch.equal(after[name], before[name]) for name in before)
     assert state() == moments

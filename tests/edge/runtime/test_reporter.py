@@ -99,12 +99,6 @@ def recording() -> list[str]:
     return lines
 
 
-def test_recorder_replays_its_own_recording() -> None:
-    """All events of a whole run are replayed."""
-    lines = recording()
-    assert replay(lines, PLAN, "a") == len(lines) - 1 > 20
-
-
 @pytest.mark.parametrize("key", ["placement_number", "epoch"])
 def test_recorder_replays_a_recording_that_begins_after_a_move(key: str) -> None:
     """Recordings of version 0.2.0 call the placement number ``epoch``."""

@@ -1,4 +1,4 @@
-"""Blocks that run again: what they keep, with the masks that their dropout drew."""
+"""Blocks that run again: what they keep, with the masks that their dropout drew, and the bytes of a graph."""
 
 from __future__ import annotations
 
@@ -12,28 +12,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from edge.model.skeleton import Skeleton, build_skeleton
 from edge.model.slice import materialise
 from edge.model.tensor_files import SafetensorsFiles
-from edge.techniques.activation_checkpointing import PackedMasks
+from edge.techniques.activation_checkpointing import PackedMasks, saved_tensors, storage_bytes
 from ringtune.costs.memory_sizes import drawn_token_bytes
 from ringtune.costs.model_facts import model_facts
 from ringtune.job.job import Job, parse_job
 from ringtune.schedule.units import Range
-from tests.edge.techniques.test_velora import ROWS as VELORA_ROWS
-from tests.edge.techniques.test_velora import TOKENS as VELORA_TOKENS
-from tests.edge.techniques.test_velora import WIDTH as VELORA_WIDTH
-from tests.edge.techniques.test_velora import build
 from tests.support import tiny_families
 from tests.support.block_stack import Stack
-
-__all__ = ["build"]
-
-
-def saved_bytes(build: Any, adapter: str, **policy: Any) -> float:
-    """Bytes for each block and token."""
-    stack = Stack(build("bert", adapter), dropout=0.0, **policy)
-    return stack.saved_bytes(
-        torch.randn(VELORA_ROWS, VELORA_TOKENS, VELORA_WIDTH), torch.ones(VELORA_ROWS, VELORA_TOKENS, dtype=torch.int64)
-    )
-
 
 ROWS, TOKENS, WIDTH = 2, 16, 32
 LORA = "lora[r=4,attn_matrices=['q','k','v'],intermediate_lora=True,output_lora=True]"
@@ -113,3 +98,27 @@ def test_nothing_is_kept_where_other_numbers_are_drawn() -> None:
     with masks.given(), Draws() as draws:
         torch.dropout(torch.ones(8), 0.5, train=True)
     assert draws.count == 1
+
+
+def test_measure_agrees_with_saved_tensor_hooks(model_folder: Path) -> None:
+    """Walking the graph finds the storages that torch packs."""
+    from transformers import AutoModel
+
+    block = AutoModel.from_pretrained(model_folder).encoder.layer[0].train()
+    x = torch.randn(3, 7, 32, requires_grad=True)
+    packed: dict[int, int] = {}
+    weights = {parameter.untyped_storage().data_ptr() for parameter in (*block.parameters(), x)}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            packed[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        y = block(x)[0]
+    output = y.untyped_storage()
+    packed[output.data_ptr()] = output.nbytes()
+    again = block(x)[0]
+    kept = storage_bytes([*saved_tensors(again), again])
+    assert sum(size for address, size in kept.items() if address not in weights) == sum(packed.values())

@@ -86,9 +86,7 @@ def score_turn(plan: Plan, owner: str, *, index: int = 500, step: int = 0) -> Tu
 
 def score(hand: ring.HandRing, turn: Turn) -> list[BlockScores]:
     """Do a score turn, and take what every node gathered."""
-    hand.start_turn(turn)
-    for item in items(hand.plan.course, turn):
-        hand.run_item(item)
+    hand.run_turn(turn)
     for node in hand.nodes.values():
         node.forget_turn(turn.index)
     return sorted(entry for node in hand.nodes.values() for entry in node.take_scores(turn.index))
@@ -407,9 +405,7 @@ def kept_by(hand: ring.HandRing, turn: Turn, monkeypatch: pytest.MonkeyPatch) ->
 
     with monkeypatch.context() as patch:
         patch.setattr(NodeExecutor, "run", watched)
-        hand.start_turn(turn)
-        for item in items(hand.plan.course, turn):
-            hand.run_item(item)
+        hand.run_turn(turn)
     return max(found)
 
 
@@ -437,9 +433,7 @@ def test_scores_take_at_most_what_is_counted(inputs: Any, kinds: tuple[Score, Sc
     turn = score_turn(hand.plan, "a", index=501)
     tracemalloc.start()
     try:
-        hand.start_turn(turn)
-        for item in items(hand.plan.course, turn):
-            hand.run_item(item)
+        hand.run_turn(turn)
         snapshot = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, operations.__file__)])
         held = sum(trace.size for trace in snapshot.traces)
     finally:
@@ -482,9 +476,7 @@ def test_scores_change_no_bit_of_the_training(inputs: Any, method: str, adapter:
         assert score(scored, extra)
         assert {name: left_at(node) for name, node in scored.nodes.items()} == before
         assert all(node.take_scores(extra.index) == () for node in scored.nodes.values())
-        scored.start_turn(turn)
-        for item in items(scored.plan.course, turn):
-            scored.run_item(item)
+        scored.run_turn(turn)
         for node in scored.nodes.values():
             node.forget_turn(turn.index)
     want = plain.tensors()

@@ -185,8 +185,10 @@ def test_link_is_the_only_one_of_its_source_and_can_be_opened_again(monkeypatch:
     with receiver(expectation()) as node:
         with sender(node.address):
             second = LinkSender(node.address)
-            with pytest.raises(FrameError, match="has a link to node b already"):
-                second.link.open(WAIT_S)
+            with monkeypatch.context() as patch:
+                patch.setattr("edge.transport.server._OLD_LINK_WAIT_S", 0.0)
+                with pytest.raises(FrameError, match="has a link to node b already"):
+                    second.link.open(WAIT_S)
         with sender(node.address) as out:
             out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, 0, 2), *hidden())
             assert isinstance(node.sink.next(), TensorCame)
@@ -267,8 +269,10 @@ def test_link_to_a_peer_that_answers_without_end_is_lost() -> None:
             assert out.reopened.empty()
 
 
-def test_link_close_is_quick_with_a_frozen_peer() -> None:
+def test_link_close_is_quick_with_a_frozen_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Closing does not wait for a peer that does not move, whatever is queued: it ends while the peer is frozen."""
+    for name in ("ORDERLY_END_S", "_CLOSE_S"):
+        monkeypatch.setattr(f"edge.transport.link.{name}", 0.05)
     big = plan(hidden_size=2048, max_length=512)
     with receiver(expectation(big)) as node, wire_proxy(node.address) as proxy:
         out = LinkSender(proxy.address, hello(big))

@@ -112,7 +112,9 @@ def test_server_survives_garbage() -> None:
     """Bytes that are no frame are refused, at the start of a link and in its midst, and the node goes on."""
     with receiver(expectation()) as node:
         for messages in ([b"\xff" * 100], [b""], [frames.pack(ring_pb2.FrameHeader(), ())]):
-            assert [ack.error for ack in raw_acks(node, messages)] == ["FrameError"]
+            (refused,) = raw_acks(node, messages)
+            assert refused.error == "FrameError"
+        assert "the first frame of a link is no HELLO" in refused.refusal
         garbage = [b"\xff" * 100, b"", b"\x12\x01x", b"\x0a\xff\xff\xff\xff\x0f"]
         acks = raw_acks(node, [hello().message(), *garbage, hello().goodbye()])
         assert [ack.welcome for ack in acks] == [True, False, False]

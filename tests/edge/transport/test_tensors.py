@@ -114,14 +114,11 @@ def test_tensors_whose_sum_overflows_are_finite_all_the_same() -> None:
 def test_tensors_of_any_size_arrive() -> None:
     """Gradients of 1e-8 do not become zero, and 1e6 does not overflow: every type has the range of float32."""
     bounds = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
-    for dtype, size in itertools.product(("bfloat16", "float16", "int8"), (1e-30, 1e-8, 1e-4, 1.0, 1e6, 1e30)):
+    for dtype, size in itertools.product(bounds, (1e-30, 1e-8, 1e-4, 1.0, 1e6, 1e30)):
         tensor = torch.randn(4, 6, 33, generator=torch.Generator().manual_seed(3)) * size
         came, _ = _round_trip(tensor, None, dtype)
         error, exact = (came.double() - tensor.double()).abs(), tensor.double().abs()
-        if dtype == "int8":
-            assert bool((error <= exact.amax(dim=-1, keepdim=True) / 254 * (1 + 1e-5)).all()), size
-        else:
-            assert bool((error <= exact * bounds[dtype]).all()), (dtype, size)
+        assert bool((error <= exact * bounds[dtype]).all()), (dtype, size)
 
 
 def test_tensors_float16_keeps_every_digit_whatever_the_size() -> None:

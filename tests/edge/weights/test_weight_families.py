@@ -13,7 +13,7 @@ import torch
 
 from edge.model.tensor_files import SafetensorsFiles
 from edge.options import AgentOptions
-from edge.runtime.node_model import HostedModel, host
+from edge.runtime.executor import HostedModel, host
 from edge.weights.weight_fetch import ModelFetcher
 from ringtune.errors import ModelError
 from ringtune.job.job import Job, Model

@@ -16,7 +16,7 @@ import torch
 
 from edge.model.tensor_files import SafetensorsFiles
 from edge.options import AgentOptions
-from edge.runtime.node_model import host
+from edge.runtime.executor import host
 from edge.techniques.offload.sites import adapter_weights
 from edge.weights import weight_fetch
 from edge.weights.weight_cache import CheckedFile, ModelCache
@@ -271,8 +271,9 @@ def test_weights_fetch_ends_at_its_deadline_and_when_it_is_stopped(tmp_path: Pat
             sources.fetch(files, wanted(timeout_s=3600.0, idle_s=3600.0, stop=stop))
 
 
-def test_weights_fetch_ends_when_every_source_is_gone(tmp_path: Path) -> None:
+def test_weights_fetch_ends_when_every_source_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a few tries, with what to do."""
+    monkeypatch.setattr(weight_fetch, "_BACK_OFF_S", (0.0,) * 4)
     folder = write_bert(tmp_path / "m")
     with serving(folder) as server, Sources([f"127.0.0.1:{server.port}"]) as sources:
         manifest = sources.manifest(wanted(), digest(folder))
@@ -283,16 +284,23 @@ def test_weights_fetch_ends_when_every_source_is_gone(tmp_path: Path) -> None:
 
 def test_weights_manifest_is_waited_for_while_a_run_is_not_known_yet(tmp_path: Path) -> None:
     """Nodes are asked to inspect at about the same time; whoever is first asks again."""
-    folder = write_bert(tmp_path / "m")
-    offers = Offers()
-    with serving(None, offers=offers) as server, Sources([f"127.0.0.1:{server.port}"]) as sources:
-        timer = threading.Timer(0.5, lambda: offers.put(RUN, folder))
-        timer.start()
+    folder, asked = write_bert(tmp_path / "m"), threading.Event()
+
+    class Late(Offers):
+        def manifest(self, request: weights_pb2.ManifestRequest, *, is_node: bool = False) -> weights_pb2.ManifestReply:
+            if asked.is_set():
+                self.put(RUN, folder)
+            asked.set()
+            return super().manifest(request, is_node=is_node)
+
+    with serving(None, offers=Late()) as server, Sources([f"127.0.0.1:{server.port}"]) as sources:
         assert sources.manifest(wanted(), digest(folder)) == ModelSource(folder).manifest
-        timer.join()
-        offers.drop(RUN)
-        with pytest.raises(DeadlineError):
-            sources.manifest(wanted(timeout_s=0.5), digest(folder))
+    with (
+        serving(None, offers=Offers()) as server,
+        Sources([f"127.0.0.1:{server.port}"]) as sources,
+        pytest.raises(DeadlineError),
+    ):
+        sources.manifest(wanted(timeout_s=0.2), digest(folder))
 
 
 def test_weights_manifest_nobody_has_says_who_was_asked(tmp_path: Path) -> None:
@@ -561,34 +569,6 @@ def test_weights_source_that_is_damaged_or_runs_code_is_refused(
     monkeypatch.setattr("ringtune.models.weights_by_digest.read_config", lambda path: {})
     with serving(folder) as server, pytest.raises(ModelError, match="auto_map"):
         Node(tmp_path / "cache", server.port).outline()
-
-
-def test_weights_release_ends_the_fetching(tmp_path: Path) -> None:
-    """From another thread, once the source was asked."""
-    asked = threading.Event()
-
-    class Asked(Offers):
-        def manifest(self, request: weights_pb2.ManifestRequest, *, is_node: bool = False) -> weights_pb2.ManifestReply:
-            asked.set()
-            return super().manifest(request, is_node=is_node)
-
-    offers = Asked()
-    with serving(None, offers=offers) as server:
-        node = Node(tmp_path / "cache", server.port)
-        raised: list[BaseException] = []
-
-        def work() -> None:
-            try:
-                node.outline(sha256="0" * 64)
-            except BaseException as error:
-                raised.append(error)
-
-        worker = threading.Thread(target=work)
-        worker.start()
-        assert asked.wait(30.0)
-        node.borrower.release("")
-        worker.join(30.0)
-    assert [type(error) for error in raised] == [InterruptedRunError]
 
 
 def test_initial_values_are_fetched_by_digest(tmp_path: Path) -> None:
