@@ -13,14 +13,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePath
 from types import FrameType
-from typing import TypeVar
 
-from coordinator.run.driver import Driver, StatusBoard
+from coordinator.run.driver import Driver, Participants, StatusBoard
 from coordinator.run.events import EventSink
-from coordinator.run.measurement import MeasureDriver
+from coordinator.run.measurement import MeasureWork
 from coordinator.run.members import LinkCache, Member, Registry, WakingClock
 from coordinator.run.requests import MeasureRequest, RunRequest, read_run_request, run_request_to_proto, with_initial
-from coordinator.run.run_driver import RunDriver
+from coordinator.run.run_driver import RunWork
 from coordinator.server.restart import RunHistory, resume_request, run_to_resume
 from coordinator.server.run_record import RunRecord
 from coordinator.server.run_store import RunStore
@@ -106,7 +105,6 @@ class RunLogger:
         return f"{steps}{format_seconds(time.monotonic() - self._started_s)}"
 
 
-AnyDriver = TypeVar("AnyDriver", bound=Driver)
 _MOST_LINES = 20
 """Lines a minute of one node that joins and leaves again and again."""
 _LOG = logging.getLogger(__name__)
@@ -194,8 +192,8 @@ class Coordinator:
             driver = self._driver
         if was_member:
             self.tell(reason)
-        if driver is not None and node in driver.nodes:
-            driver.node_failed(node, PeerLostError(f"{reason}; the run can't use it any more"))
+        if driver is not None and node in driver.participants.nodes:
+            driver.participants.node_failed(node, PeerLostError(f"{reason}; the run can't use it any more"))
         return was_member
 
     def drain_node(self, node: str, *, undo: bool) -> str:
@@ -206,7 +204,7 @@ class Coordinator:
         with self._lock:
             if not self._registry.drain(node, undo=undo):
                 raise UsageError(f"node {node} is no member of this coordinator; 'ringtune nodes' lists them")
-            return self._driver.run_id if self._driver and node in self._driver.nodes else ""
+            return self._driver.run_id if self._driver and node in self._driver.participants.nodes else ""
 
     def tell(self, line: str) -> None:
         """Pass a line to ``say``; log it if it can't be shown."""
@@ -255,7 +253,7 @@ class Coordinator:
         """
         with self._lock:
             now_s = self._now_s()
-            busy = self._driver.nodes if self._driver else frozenset()
+            busy = self._driver.participants.nodes if self._driver else frozenset()
             return tuple(
                 (member, self._state(member, busy, now_s), now_s - member.seen_at_s)
                 for member in self._registry.all(now_s)
@@ -277,10 +275,10 @@ class Coordinator:
         *,
         takes_up: str = "",
         owner: str = "",
-        replaces: RunDriver | None = None,
+        replaces: Driver | None = None,
         without: Mapping[str, str] = {},
         num_in_vain: int = 0,
-    ) -> RunDriver:
+    ) -> Driver:
         """Start or resume a run, or evaluate a saved adapter; nodes measure unless the request has a profile.
 
         Args:
@@ -288,7 +286,7 @@ class Coordinator:
             takes_up: the interrupted run that the coordinator resumes by itself.
             owner: user in the certificate of its submitter.
             replaces: that run, while it ends.
-            without: lost processes, as for ``Driver``.
+            without: lost processes, as for ``Participants``.
             num_in_vain: resumptions in a row, this one included, since the last checkpoint.
 
         Raises:
@@ -296,18 +294,18 @@ class Coordinator:
             JobError: the job has a shorter lease than this coordinator.
             PlanError: the checkpoint is of another job or plan.
         """
-        lease_s = request.job.runtime.lease_s
 
-        def make(run_id: str, on_end: Callable[[], None]) -> RunDriver:
-            driver = RunDriver(run_id, request, self, lease_s=lease_s, on_end=on_end, awaits_nodes=self.awaits_nodes)
+        def make(run_id: str, on_end: Callable[[], None]) -> Driver:
+            participants = Participants(run_id, self, lease_s=request.job.runtime.lease_s, without=without)
+            work = RunWork(participants, request, awaits_nodes=self.awaits_nodes)
+            driver = Driver(participants, work, on_end)
             if self.kept is not None and request.is_training:
                 record = record_of(run_id, request, time.time(), takes_up=takes_up, owner=owner)
                 content = run_request_to_proto(request).SerializeToString()
                 driver.keep(self.kept.begin(record, request=content, initial=request.initial, on_saved=driver.noted))
             history = RunHistory(request, num_in_vain=num_in_vain)
             driver.listen(history)
-            driver.without = without
-            driver.go_back = functools.partial(self._go_back, driver, request, history, owner)
+            work.go_back = functools.partial(self._go_back, driver, request, history, owner)
             return driver
 
         return self._begin(
@@ -322,14 +320,14 @@ class Coordinator:
 
     def _go_back(
         self,
-        driver: RunDriver,
+        driver: Driver,
         request: RunRequest,
         history: RunHistory,
         owner: str,
         without: Mapping[str, str],
         why: str,
         join_s: float,
-    ) -> RunDriver:
+    ) -> Driver:
         """Resume a run that ends with the loss of a node, or as an owner is back, from its newest checkpoint."""
         run_id = driver.run_id
         resumed = history.resumption(record_of(run_id, request, time.time()), join_s)
@@ -382,28 +380,26 @@ class Coordinator:
             raise UsageError("this coordinator stores no runs; it is part of a local run: see the folder of its --out")
         return self.kept
 
-    def measure(self, request: MeasureRequest, *, owner: str = "") -> MeasureDriver:
+    def measure(self, request: MeasureRequest, *, owner: str = "") -> Driver:
         """Start a measurement of the user ``owner``; raises ``BusyError`` or ``JobError``."""
-        lease_s = request.job.runtime.lease_s
-        return self._begin(
-            request.job,
-            "measurement",
-            "",
-            lambda run_id, on_end: MeasureDriver(run_id, request, self, lease_s=lease_s, on_end=on_end),
-            owner=owner,
-        )
+
+        def make(run_id: str, on_end: Callable[[], None]) -> Driver:
+            participants = Participants(run_id, self, lease_s=request.job.runtime.lease_s)
+            return Driver(participants, MeasureWork(participants, request), on_end)
+
+        return self._begin(request.job, "measurement", "", make, owner=owner)
 
     def _begin(
         self,
         job: Job,
         what: str,
         who: str,
-        make: Callable[[str, Callable[[], None]], AnyDriver],
+        make: Callable[[str, Callable[[], None]], Driver],
         *,
         owner: str,
         initial: Pieces | None = None,
         replaces: Driver | None = None,
-    ) -> AnyDriver:
+    ) -> Driver:
         if job.runtime.lease_s < self.lease_s:
             raise JobError(
                 f"runtime.lease_s = {job.runtime.lease_s:g} is shorter than this coordinator's {self.lease_s:g}; "
@@ -418,7 +414,7 @@ class Coordinator:
                         f"this coordinator drives run {self._driver.run_id} already; wait for its end or stop it"
                     )
             run_id = make_run_id(time.time(), secrets.token_bytes(4))
-            driver: AnyDriver = make(run_id, lambda: self._forget(driver))
+            driver: Driver = make(run_id, lambda: self._forget(driver))
             with contextlib.ExitStack() as undo:
                 if self.kept is not None:
                     undo.callback(self.kept.remove, run_id)
@@ -469,7 +465,7 @@ class Coordinator:
             driver = self._driver
         if driver is None or driver.run_id != request.run_id:
             raise FrameError(f"run {request.run_id} is not driven here; forget it")
-        driver.report(request)
+        driver.work.report(request)
         with self._lock:
             self._registry.touch(request.node, self._now_s())
 
@@ -496,7 +492,7 @@ class Coordinator:
         with self._lock:
             driver = self._driver
         if driver is not None:
-            driver.node_failed(node, error)
+            driver.participants.node_failed(node, error)
 
     def driven(self) -> str:
         """Return the id of the driven run or measurement; empty if there is none."""

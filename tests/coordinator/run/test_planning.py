@@ -212,7 +212,7 @@ def test_run_loses_a_node_while_it_is_planned(slow: SlowPlanner) -> None:
     with FakeCluster("a", "b") as cluster:
         run = cluster.server.coordinator.run(RunRequest(job=job(), plan_only=False, num_nodes=2, join_s=CALL_S))
         assert slow.began.wait(CALL_S)
-        run.node_failed("b", PeerLostError("node b is gone"))
+        run.participants.node_failed("b", PeerLostError("node b is gone"))
         assert run.join(CALL_S)
     assert run.board.read().message == "node b is gone"
 

@@ -11,9 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator.client.submit import Client
-from coordinator.run.driver import StatusBoard
+from coordinator.run.driver import Driver, Participants, StatusBoard
 from coordinator.run.requests import RunRequest
-from coordinator.run.run_driver import RunDriver
 from coordinator.screen.listing import status_json, status_lines
 from coordinator.screen.progress import Progress
 from coordinator.server.server import CoordinatorServer
@@ -248,7 +247,7 @@ def test_run_passes_on_a_drain_that_comes_while_the_next_run_takes_its_place() -
     """Between the look for earlier drains and the moment from which later ones are passed on none is lost."""
     drained: list[str] = []
 
-    class Failing(RunDriver):
+    class Watched(Driver):
         next_run: Any = None
 
         @property
@@ -263,14 +262,13 @@ def test_run_passes_on_a_drain_that_comes_while_the_next_run_takes_its_place() -
                 self.asking.join(0.1)  # it ends, unless it waits until the next run is in its place
             self.next_run = value
 
-        def _drive(self) -> RingTuneError:
-            return PlanError("it failed")
-
-        def _begin_after(self, failed: RingTuneError) -> Any:
-            return SimpleNamespace(drain=drained.append, stop=drained.append)
-
+    failing: Any = SimpleNamespace(
+        drive=lambda: PlanError("it failed"),
+        begin_after=lambda failed: SimpleNamespace(drain=drained.append, stop=drained.append),
+    )
     with FakeCluster("a", "b") as cluster:
-        driver = Failing("r", RunRequest(job()), cluster.server.coordinator, lease_s=CALL_S, on_end=lambda: None)
+        participants = Participants("r", cluster.server.coordinator, lease_s=CALL_S)
+        driver = Watched(participants, failing, on_end=lambda: None)
         driver.start()
         assert driver.join(CALL_S)
         driver.asking.join(CALL_S)

@@ -21,7 +21,6 @@ import pytest
 from coordinator.client.submit import Client
 from coordinator.run.members import Member, Registry
 from coordinator.run.requests import RunRequest
-from coordinator.run.run_driver import RunDriver
 from coordinator.screen.listing import node_table, nodes_json
 from coordinator.server import server as servicer
 from coordinator.server.coordinator import _MOST_LINES, Coordinator, ShutdownSignals, model_folder
@@ -369,7 +368,7 @@ def test_service_shows_and_gives_users_their_own_runs(tmp_path: Path, monkeypatc
         assert [(run.run_id, list(run.awaited)) for run in courses] == [(planned, []), *[(planned, ["pi"])] * 2]
         for name, run_id in (("alice", RUN), ("root", OF_BOB), ("bob", planned)):
             assert not [why for why in refusals(stubs[name], run_id) if " is of " in why]
-        request, after, before = RunRequest(job=job(), plan_only=True, num_nodes=9), planned, cast(RunDriver, driver)
+        request, after, before = RunRequest(job=job(), plan_only=True, num_nodes=9), planned, driver
         for _ in range(2):  # the coordinator takes the run up twice, as B and C; none of them is stored
             before = server.coordinator.run(request, takes_up=after, owner="bob", replaces=before)
             after = before.run_id
