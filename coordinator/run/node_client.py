@@ -111,7 +111,7 @@ class AgreedModel:
     It is asked for only if a node has no copy: then all others hash their model, at the same time.
 
     Args:
-        own: returns the manifest of the coordinator's copy; None = it has none.
+        own_manifest: returns the manifest of the coordinator's copy; None = it has none.
     """
 
     def __init__(self, own_manifest: Callable[[], ModelManifest | None]) -> None:

@@ -11,8 +11,8 @@ Nodes are asked twice. The first answers have sizes, rows and budgets; only if a
 the nodes time themselves, which builds a block and runs it. The first look plans with every choice of the run, so it
 refuses nothing that the run could carry out.
 
-The nodes' answers, the first look and the measurements share one time limit (``runtime.wait_s``). The look takes at
-most half of the time that the first answers leave.
+The nodes' answers, the first look and the measurements share one time limit, half as long again as that of a call
+(``runtime.wait_s``). The look takes at most half of the time that the first answers leave of the latter.
 """
 
 from __future__ import annotations
