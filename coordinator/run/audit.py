@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from coordinator.run.node_client import AgentCalls
+from coordinator.run.driver import Participants
 from ringtune.costs.measurement import numeric_class
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import IntegrityError, PeerLostError, RingTuneError
@@ -100,18 +100,15 @@ class RunAudit:
 
     def __init__(
         self,
-        run_id: str,
+        participants: Participants,
         job: Job,
         facts: Callable[[], Mapping[str, NodeFacts]],
-        calls: Mapping[str, AgentCalls],
-        put: Callable[[rd.TurnChecked], None],
         repeated: Callable[[CellRepeated], None],
         *,
         authorities: Callable[[], tuple[bytes, ...]] = tuple,
         source: random.Random | None = None,
     ) -> None:
-        self._run_id, self._job, self._facts, self._calls = run_id, job, facts, calls
-        self._put, self._repeated = put, repeated
+        self._participants, self._job, self._facts, self._repeated = participants, job, facts, repeated
         self._authorities, self._source = authorities, source or random.SystemRandom()
         self.figures = {"drawn": 0, "checked": 0, "disagreed": 0, "seconds": 0.0}
         self._open: dict[int, _Open] = {}
@@ -219,7 +216,7 @@ class RunAudit:
         from ringtune.transport.identity import signature_problem
 
         now = self._open[turn.index]
-        told, text = now.told[node], statement(self._run_id, part, turn, node, now.trails[node])
+        told, text = now.told[node], statement(self._participants.run_id, part, turn, node, now.trails[node])
         signed = (text.encode(), told.signature, told.certificate_pem)
         why = signature_problem(*signed, self._trusted, node_party(node))
         return f"node {node} does not sign what it did in turn {turn.index}: {why}" if why else ""
@@ -229,7 +226,7 @@ class RunAudit:
         now = self._open[query.place.turn]
         self._num_calls += 1
         self._last_call[cell] = call = self._num_calls
-        self._calls[checker].repeat(
+        self._participants.calls[checker].repeat(
             control_pb2.RepeatRequest(
                 node=cell.node,
                 cell=control_pb2.AuditedCell(**query.place._asdict()),
@@ -312,7 +309,7 @@ class RunAudit:
         self.figures["seconds"] += time.monotonic() - self._since_s
         self._turn, self._waiting, self._against, self._notes, self._last_call = None, {}, {}, [], {}
         self._open = {index: entry for index, entry in self._open.items() if index > turn.index}
-        self._put(rd.TurnChecked(turn.index, nodes, text))
+        self._participants.queue.put(rd.TurnChecked(turn.index, nodes, text))
 
     # ---- closed turns -----------------------------------------------------------------------------
 
@@ -338,7 +335,7 @@ class RunAudit:
         if len(self._trusted) != self._num_told:  # at the begin, and when the authority is rotated
             self._num_told = len(self._trusted)
             texts = [authority.decode() for authority in self._trusted]
-            lines.insert(0, {"line": "run", "run": self._run_id, "authorities": texts})
+            lines.insert(0, {"line": "run", "run": self._participants.run_id, "authorities": texts})
         return "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
 
     def _line(self, part: Plan, turn: Turn, now: _Open) -> dict[str, Any]:
@@ -346,7 +343,7 @@ class RunAudit:
         nodes: dict[str, dict[str, str]] = {}
         for node, trail in now.trails.items():  # what a node without a part in the turn tells of it is left out
             told = now.told[node]
-            nodes[node] = {"says": statement(self._run_id, part, turn, node, trail)}
+            nodes[node] = {"says": statement(self._participants.run_id, part, turn, node, trail)}
             if told.signature:
                 nodes[node]["signature"] = told.signature.hex()
             if told.signature and self._certificates.get(node) != told.certificate_pem:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from coordinator.run.events import Entry, EventSink
-from coordinator.run.node_client import AgentCalls
+from coordinator.run.driver import Participants
+from coordinator.run.events import EventSink
 from coordinator.run.result_files import result_folder, users_folders
 from ringtune.costs.memory_sizes import DTYPE_BYTES
 from ringtune.costs.profile import KindFacts, ModelFacts
@@ -344,24 +344,16 @@ class Results:
 
 
 class ResultCollector:
-    """Results of the nodes of one run: the last one, and the best one, unless the nodes keep that on their disks.
+    """Results of the nodes of one run: the last one, and the best one, unless the nodes keep that on their disks."""
 
-    Args:
-        put: queues an entry for the run's thread.
-        hear: queues what a node says, which becomes events as they are read.
-    """
-
-    def __init__(
-        self, job: Job, put: Callable[[Entry], None], hear: Callable[[str, Iterator[rd.Event]], None], emit: EventSink
-    ) -> None:
-        self._job, self._put, self._hear, self._emit = job, put, hear, emit
+    def __init__(self, participants: Participants, job: Job) -> None:
+        self._participants, self._job, self._emit = participants, job, participants.output.emit
         self.last = Results()
         self._number, self._best, self._best_step = 0, Results(), 0
 
     def carry_out(
         self,
         command: rd.Collect | rd.CollectBest | rd.LogBest,
-        calls: Mapping[str, AgentCalls],
         part: Plan,
         *,
         needed_steps: Collection[int] = (),
@@ -375,10 +367,10 @@ class ResultCollector:
             StorageError: no room.
         """
         if isinstance(command, rd.Collect):
-            self._ask(self.last, command, calls, part, lambda files: self._take_last(command.node, files))
+            self._ask(self.last, command, part, lambda files: self._take_last(command.node, files))
             return
         if isinstance(command, rd.CollectBest):
-            self._ask_best(command, calls, part, needed_steps)
+            self._ask_best(command, part, needed_steps)
             return
         if command.number != self._number:
             raise PlanError(f"the best result of step {command.step} is not the received one; please report this")
@@ -389,9 +381,7 @@ class ResultCollector:
         self._tell(command.step, is_result=False)
         self._best.drop()
 
-    def _ask_best(
-        self, command: rd.CollectBest, calls: Mapping[str, AgentCalls], part: Plan, needed_steps: Collection[int]
-    ) -> None:
+    def _ask_best(self, command: rd.CollectBest, part: Plan, needed_steps: Collection[int]) -> None:
         node, step, number, with_head, with_private = command
         if number != self._number:
             self._best.drop()
@@ -399,7 +389,6 @@ class ResultCollector:
         self._ask(
             self._best,
             rd.Collect(node, with_head, with_private, step if self._job.keeps_best_on_disk else 0),
-            calls,
             part,
             lambda files: self._take_best(node, number, files),
             goes_on=True,
@@ -410,20 +399,19 @@ class ResultCollector:
         self,
         results: Results,
         command: rd.Collect,
-        calls: Mapping[str, AgentCalls],
         part: Plan,
         read: Callable[[dict[str, Pieces]], Iterator[rd.Event]],
         **more: Any,
     ) -> None:
         """Request a node's trained tensors; ``more`` are fields of the request."""
         node, with_head, with_private, best_step = command
-        calls[node].collect(
+        self._participants.calls[node].collect(
             control_pb2.CollectRequest(with_head=with_head, with_private=with_private, best_step=best_step, **more),
             results.folder_of(node),
             max_bytes=results.most_bytes(command, self._job, part),
             users=part.course.user_sets,
-            on_result=lambda files: self._hear(node, read(files)),
-            on_progress=lambda: self._put(rd.Progressed(node)),
+            on_result=lambda files: self._participants.hear(node, read(files)),
+            on_progress=lambda: self._participants.queue.put(rd.Progressed(node)),
         )
 
     def _take_last(self, node: str, files: dict[str, Pieces]) -> Iterator[rd.Event]:

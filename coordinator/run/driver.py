@@ -213,6 +213,13 @@ class MemberJoined(NamedTuple):
     member: Member
 
 
+class Heard(NamedTuple):
+    """What a node says in a report or an answer; ``events`` parses it, and raises ``IntegrityError``."""
+
+    node: str
+    events: Iterator[rd.Event]
+
+
 class ManifestKept(NamedTuple):
     """The submitter has the manifest of the checkpoint of this step on disk."""
 
@@ -253,6 +260,10 @@ class Participants:
             return self.queue.get(timeout=TICK_S)
         except queue.Empty:
             return None
+
+    def hear(self, node: str, events: Iterator[rd.Event]) -> None:
+        """Queue what a node says; a node with an impossible event has failed."""
+        self.queue.put(Heard(node, events))
 
     def node_failed(self, node: str, error: RingTuneError) -> None:
         """Queue that a node has failed or ended, unless it was lost before; from any thread."""

@@ -25,7 +25,7 @@ from coordinator.planner.planned import JobTime, Planned, copy_bytes
 from coordinator.run.audit import CellRepeated, RunAudit
 from coordinator.run.checkpoint import CheckpointManager
 from coordinator.run.collect import ResultCollector
-from coordinator.run.driver import Driver, ManifestKept, MemberJoined, Participants, error_of_bug
+from coordinator.run.driver import Driver, Heard, ManifestKept, MemberJoined, Participants, error_of_bug
 from coordinator.run.events import Entry, now_unix_s, work_beside
 from coordinator.run.join import JoinHandler, KnownNodes
 from coordinator.run.members import Member, check_reachable, num_neighbours, rack_of, unused_owners
@@ -126,17 +126,15 @@ class RunWork:
             self._rounds.excluded.update(*(manifest.excluded for manifest in request.resume.manifests))
         self._checkpoints = CheckpointManager(participants.run_id, request.job, request.resume, self._rounds.excluded)
         self._run_planner = RunPlanner(
+            participants,
             request,
             self._checkpoints,
-            participants.members.links,
-            put=self._put,
             on_looked=self._on_looked,
             on_plan=self._on_plan,
-            emit=self._emit,
             enter=self._enter,
         )
         self._reports = Reports(self._checkpoints, participants.now_s)
-        self._collector = ResultCollector(request.job, self._put, self._hear, self._emit)
+        self._collector = ResultCollector(participants, request.job)
         self._join_handler = JoinHandler(
             participants,
             request,
@@ -176,7 +174,7 @@ class RunWork:
             if (waiting := self._waiting_bytes[node]) and waiting + size > _MAX_WAITING_BYTES:
                 raise BusyError(f"{waiting:,} bytes of reports of node {node} are not read yet; send this one later")
             self._waiting_bytes[node] += size
-        self._hear(node, self._reported(request))
+        self._participants.hear(node, self._reported(request))
 
     def _note_refusal(self, key: str, why: str) -> None:
         """Note for the user, once for each ``key``, why a process leaves the run; other nodes only see a lost link."""
@@ -212,7 +210,7 @@ class RunWork:
         self._neighbours = num_neighbours(members)
         spare = tuple(sorted(member.node for member in members if not (planned or member.has_data)))
         returning = request.resume.returning(request.job) if request.resume else ()
-        self._run_planner.begin(members, self._calls, (*spare, *returning))
+        self._run_planner.begin(members, (*spare, *returning))
         participants.models.may_leave_out((*spare, *returning), participants.node_failed)
         participants.models.expect(self._addresses)
         self._feed(rd.Started(tuple(sorted(self._addresses)), spare, returning))
@@ -251,23 +249,18 @@ class RunWork:
 
     # ---- events -----------------------------------------------------------------------------------
 
-    def _take(self, entry: Entry | MemberJoined | ManifestKept) -> None:
+    def _take(self, entry: Entry | MemberJoined | ManifestKept | Heard) -> None:
         match entry:
             case MemberJoined(member):
                 self._join_handler.joined(member)
             case ManifestKept(step):
                 self._on_noted(step)
+            case Heard(node, events):
+                self._feed_heard(node, events)
             case _ if callable(entry):
                 entry()
             case _:
                 self._feed(entry)
-
-    def _hear(self, node: str, events: Iterator[rd.Event]) -> None:
-        """Queue the events of a node's report or answer; a node with an impossible one has failed.
-
-        ``events`` parses the message on the run's thread, and raises ``IntegrityError``.
-        """
-        self._put(functools.partial(self._feed_heard, node, events))
 
     def _feed_heard(self, node: str, events: Iterator[rd.Event]) -> None:
         while True:
@@ -435,7 +428,7 @@ class RunWork:
                 migration.grant(turns, audit.granted(migration.part, turns) if audit is not None else None)
             case rd.Collect() | rd.CollectBest() | rd.LogBest():
                 part, needed_steps = self._require_placed().migration.part, self._checkpoints.best_steps
-                self._collector.carry_out(command, self._calls, part, needed_steps=needed_steps)
+                self._collector.carry_out(command, part, needed_steps=needed_steps)
             case rd.Release(node, reason, is_finished):
                 self._participants.release(node, reason, is_finished=is_finished)
             case SetTimer(timer, at_s):
@@ -489,7 +482,7 @@ class RunWork:
             frozen=self._timed_frozen,
         )
         self._checkpoints.ask_about(node, request)
-        self._calls[node].inspect(request, lambda reply: self._hear(node, self._facts_of(node, reply)))
+        self._calls[node].inspect(request, lambda reply: self._participants.hear(node, self._facts_of(node, reply)))
 
     def _enter(self, phase: str) -> None:
         now_s, (name, since_s) = time.monotonic(), self._phase
@@ -540,22 +533,20 @@ class RunWork:
 
     def _place(self, plan: Plan, part: Plan, profile: Profile) -> PlacedRun:
         """Open the books of the run, and prepare the calls to its nodes; ``part`` of the plan holds first."""
-        job, put, calls = self._job, self._put, self._calls
+        job, put = self._job, self._put
         skipped = SKIPPED_ITEMS if self._request.is_rehearsal else 0
         recorder = RunRecorder(plan, job, profile, self._emit, skipped_items=skipped, part=part)
         copies = copy_bytes(plan.course, profile.nodes[0], job)
         migration = MigrationDriver(
-            part, job, self._checkpoints, self._addresses, calls, put, self._hear, copies, recorder.ledger
+            self._participants, part, job, self._checkpoints, self._addresses, copies, recorder.ledger
         )
         audit = None
         if job.audit_share and self._request.is_training:
             who = speaker()
             audit = RunAudit(
-                self._participants.run_id,
+                self._participants,
                 job,
                 lambda: self._join_handler.facts,
-                calls,
-                put,
                 lambda answer: put(functools.partial(self._on_repeated, answer)),
                 authorities=lambda: who.identity.authorities if who is not None else (),
             )
