@@ -46,14 +46,8 @@ def ringtune(state: Path, *arguments: object) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def check(profile: Profile, *, owners: tuple[str, ...]) -> None:
-    """Figures that a machine of today can have, of nodes and of links."""
-    check_nodes(profile, owners=owners)
-    check_links(profile)
-
-
 def check_nodes(profile: Profile, *, owners: tuple[str, ...]) -> None:
-    """What nodes that have data, and others, say of themselves."""
+    """What nodes that have data, and others, say of themselves: figures that a machine of today can have."""
     for node in profile.nodes:
         works = {point.work for point in node.work_times}
         owns = {Work.EMBED, Work.HEAD, Work.HEAD_FREE, Work.UPDATE_HEAD, Work.HAND_OVER}
@@ -121,7 +115,8 @@ def test_measure_on_joined_nodes_is_much_faster_the_second_time(tmp_path: Path) 
     with cluster.listening():
         job = cluster.job()
         first_s, first = measure(cluster, MeasureRequest(job=job, num_nodes=2, join_s=START_S))
-        check(first, owners=("a",))
+        check_nodes(first, owners=("a",))
+        check_links(first)
         assert first.nodes[0].shape == job_shape(job)
         second_s, second = measure(cluster, MeasureRequest(job=job, num_nodes=2, join_s=START_S, with_links=False))
         # links were left out; the disk's room and the machine's load are asked anew

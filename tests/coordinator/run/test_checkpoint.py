@@ -484,14 +484,6 @@ def test_node_that_says_too_much_takes_nothing_from_another_one(monkeypatch: pyt
     assert checkpoints.saved_step == -1
 
 
-def test_digests_of_turns_that_are_repeated_are_forgotten() -> None:
-    """The run has gone back: the ends of these turns are never reported."""
-    reports = Reports(CheckpointManager("r", job(), None))
-    take(reports, number=1, copies=[copy(0, 4)], kept=[copy(0, 1)])
-    reports.forgive()
-    assert take(reports, number=2, turns_done=[0]) == [rd.TurnReported("a", 0)]
-
-
 def test_digests_of_copies_go_with_the_end_of_their_turn() -> None:
     """Also if they came in an earlier report; a turn has its own only."""
     reports = Reports(CheckpointManager("r", job(), None))
@@ -505,6 +497,11 @@ def test_digests_of_copies_go_with_the_end_of_their_turn() -> None:
     assert done == rd.TurnReported("a", 3, kept=tuple(CopyDigest(unit, f"{unit:02}") for unit in range(5)))
     with pytest.raises(IntegrityError, match="node a reports too many digests of copies"):  # of four blocks and a head
         take(reports, number=6, kept=[*given, copy(3, 4)])
+    # The ends of turns that the run repeats are never reported
+    reports = Reports(CheckpointManager("r", job(), None))
+    take(reports, number=1, copies=[copy(0, 4)], kept=[copy(0, 1)])
+    reports.forgive()
+    assert take(reports, number=2, turns_done=[0]) == [rd.TurnReported("a", 0)]
     # An owner has two copies, of embedding and head
     reports = Reports(CheckpointManager("r", job(), None))
     with pytest.raises(IntegrityError, match="node a reports too many digests of copies"):

@@ -248,12 +248,6 @@ def test_choosing_answers_with_the_table_or_the_error(monkeypatch: pytest.Monkey
 AUTO = job(train__max_steps=24, train__checkpoint_every=12, unfreeze__at="auto", unfreeze__patience_steps=4)
 
 
-def run_auto(cluster: FakeCluster, out: Path, *, resume: Resume | None = None) -> None:
-    """Run the job, or go on with it."""
-    with RunFolder(out, resume=resume is not None) as folder, Client(cluster.server.address) as client:
-        client.run(RunRequest(job=AUTO, resume=resume), progress=Progress(), folder=folder)
-
-
 @pytest.fixture(scope="module")
 def unfrozen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run whose turns were granted with the decisions before them, at every node the same."""
@@ -264,7 +258,7 @@ def unfrozen(tmp_path_factory: pytest.TempPathFactory) -> Path:
         agent.stub.Report(agent.report(turns), timeout=CALL_S)
 
     with FakeCluster("a", "b", agents={name: {"on_grant": on_grant} for name in granted}) as cluster:
-        run_auto(cluster, out)
+        run(cluster, out, wanted=AUTO)
     assert granted["a"] == granted["b"]
     assert [granted["a"][step] for step in (8, 10, 14, 16, 22)] == [(), (10,), (10,), (10, 16), (10, 16, 22)]
     return out
@@ -288,7 +282,7 @@ def test_unfreezing_goes_on_with_the_decisions_of_the_whole_run(stopped: Path) -
     resume = find_resume(stopped, AUTO, print)
     assert resume is not None and resume.manifests[0].unfreezing.unfreeze_at == (10,)
     with FakeCluster("a", "b") as cluster:
-        run_auto(cluster, stopped, resume=resume)
+        run(cluster, stopped, wanted=AUTO, resume=resume)
     assert [(line["step"], line.get("depth")) for line in read_lines(stopped / "metrics.jsonl")] == unfrozen
     report = json.loads((stopped / "report.json").read_text())
     assert (report["unfreeze_at"], report["whole"]["steps"]) == ([10, 16, 22], 24)

@@ -372,7 +372,6 @@ def _silent(agent: FakeAgent, turns: list[Turn]) -> None:
 
 
 Node = dict[str, Any]
-OTHER_MODEL: Node = {"facts_changes": {"model": dataclasses.replace(MODEL, digest="cd" * 32)}}
 HALF_EMOJI: Node = {"facts_changes": {"labels": ("\ud83d", "pos")}}
 ENDS: dict[str, tuple[dict[str, Node], dict[str, Any], type[RingTuneError], str]] = {
     "a node reports an error, and is named": ({"a": {}, "b": {"on_grant": _fails}}, {}, DataError, "node b: .*row 7"),
@@ -414,7 +413,6 @@ ENDS: dict[str, tuple[dict[str, Node], dict[str, Any], type[RingTuneError], str]
         JobError,
         r"runtime\.lease_s = 1 is shorter",
     ),
-    "models differ": ({"a": {}, "b": OTHER_MODEL}, {}, ModelError, "a and b have different"),
     "a text can't be encoded": ({"a": {}, "b": HALF_EMOJI}, {"data__labels": ["neg", "pos"]}, DataError, "ud83d"),
 }
 

@@ -84,36 +84,28 @@ def error_of(call: grpc.RpcError) -> RingTuneError:
 
 
 def test_service_lists_who_joined(stub: control_pb2_grpc.CoordinatorStub, server: CoordinatorServer) -> None:
-    """A member is listed with what it said and its last heartbeat, as a table and as JSON lines."""
-    assert stub.Join(joining(), timeout=CALL_S).lease_s == 10
-    beat = control_pb2.HeartbeatRequest(node="a", instance="one", rss_bytes=4096)
-    assert stub.Heartbeat(beat, timeout=CALL_S).known
-    with Client(server.address) as client:
-        members = client.nodes()
-    line = nodes_json(members)[0]
-    assert (line["node"], line["state"], line["rss_bytes"], line["memory_bytes"]) == ("a", "idle", 4096, 1 << 30)
-    assert node_table(members, "127.0.0.1:7070")[1].split()[:2] == ["a", "idle"]
-    assert "no node has joined" in node_table([], "127.0.0.1:7070")[0]
+    """A member is listed with what it said and its last heartbeat, as a table and as JSON lines.
 
-
-def test_service_lists_rows_version_and_cores(
-    stub: control_pb2_grpc.CoordinatorStub, server: CoordinatorServer
-) -> None:
-    """What a node counted as it started is listed; what only a job tells is no number."""
+    What it counted as it started is listed; what only a job tells is no number.
+    """
     counted = joining()
     counted.train_rows, counted.eval_rows, counted.cores = 120, 0, 4
-    stub.Join(counted, timeout=CALL_S)
+    assert stub.Join(counted, timeout=CALL_S).lease_s == 10
+    beat = control_pb2.HeartbeatRequest(node="a", instance="one", rss_bytes=4096)
+    assert stub.Heartbeat(beat, timeout=CALL_S).known
     stub.Join(joining(node="b", address="127.0.0.1:6"), timeout=CALL_S)
     with Client(server.address) as client:
         members = client.nodes()
     first, second = nodes_json(members)
+    assert (first["node"], first["state"], first["rss_bytes"], first["memory_bytes"]) == ("a", "idle", 4096, 1 << 30)
     assert (first["train_rows"], first["eval_rows"], first["cores"], first["version"]) == (120, 0, 4, __version__)
     assert (second["train_rows"], second["eval_rows"]) == (None, None)
     titles, a, b = (line.split() for line in node_table(members, "127.0.0.1:7070"))
     assert titles[3:9] == ["train", "rows", "eval", "rows", "version", "cores"]
-    assert a[5:9] == ["120", "0", __version__, "4"]
+    assert (a[:2], a[5:9]) == (["a", "idle"], ["120", "0", __version__, "4"])
     assert b[5:7] == ["some", "-"]
-    assert "ringtune node --coordinator 10.0.0.1:7070 --insecure" in node_table([], "10.0.0.1:7070")[0]
+    nobody = node_table([], "10.0.0.1:7070")[0]
+    assert "no node has joined" in nobody and "ringtune node --coordinator 10.0.0.1:7070 --insecure" in nobody
 
 
 def test_service_of_another_version_is_refused_by_every_command(
@@ -470,27 +462,17 @@ def test_coordinator_says_who_comes_and_goes(monkeypatch: pytest.MonkeyPatch) ->
     assert said[1:] == ["node pi is lost: last contact 11.0 s ago", "node pi left"]
 
 
-def test_coordinator_whose_terminal_is_gone_serves_on() -> None:
-    """That a line can't be shown is no error of the node that joins."""
-
-    def broken(_line: str) -> None:
-        raise OSError(5, "Input/output error")
-
-    coordinator = Coordinator()
-    coordinator.say = broken
-    coordinator.join(member())
-    assert [entry.node for entry in coordinator.living()] == ["pi"]
-
-
 def gone(_line: str) -> None:
     """A terminal that was closed: every write to it fails."""
     raise OSError(5, "Input/output error")
 
 
 def test_ending_drains_the_run_though_the_terminal_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SIGHUP says that nobody can be told any more; the run gets its checkpoint all the same."""
+    """SIGHUP says that nobody can be told any more; the run gets its checkpoint, and a node joins, all the same."""
     coordinator = Coordinator()
     coordinator.say = gone
+    coordinator.join(member())
+    assert [entry.node for entry in coordinator.living()] == ["pi"]
     drained: list[str] = []
     monkeypatch.setattr(coordinator, "driven", lambda: "" if drained else RUN)
     driver = SimpleNamespace(drain=drained.append)
