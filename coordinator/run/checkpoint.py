@@ -469,11 +469,7 @@ class CheckpointManager:
     def log(self, plan: Plan, command: rd.LogCheckpoint | rd.LogKept, emit: EventSink, *, is_kept: bool) -> None:
         """Send the manifest of a checkpoint, or of a turn that nodes keep, for the run that resumes from there.
 
-        Args:
-            plan: the part that holds.
-            command: what the state machine logs.
-            emit: takes the event.
-            is_kept: whether the run is kept: no other run resumes from the end of a turn.
+        ``plan`` is the part that holds. Only a run that is kept (``is_kept``) is resumed from the end of a turn.
         """
         if isinstance(command, rd.LogCheckpoint):
             emit(control_pb2.RunEvent(checkpoint_json=json.dumps(self.manifest(plan, command).to_json())))

@@ -389,22 +389,11 @@ class RunLedger:
     ) -> dict[str, Any]:
         """Return the content of report.json.
 
-        Args:
-            run_id: of the run.
-            wall_s: from the start of the run to its last result.
-            phases_s: seconds by phase.
-            predicted_bytes: predicted needs of each node.
-            unfreeze_at: the steps at which one more block began to train.
-            predicted_steps_s: predicted seconds of all steps; None = no prediction.
-            best: evaluations of a run that keeps its best result; else None.
-            rows: of ``rows_facts``: left out or cut rows of the owners' files.
-            measured: what the driver counted for techniques, by key.
-
-        Returns:
-            ``steps_s`` are the seconds of the steps alone, ``phases_s.training`` those with evaluations, checkpoints,
-            moves and waits between them, and ``wall_s`` the whole run with joining, measuring, planning and collecting.
-            ``eval`` has the figures of the result and its step; where the best result is of an earlier part of the run,
-            those of the last evaluation.
+        ``steps_s`` are the seconds of the steps alone, ``phases_s.training`` those with evaluations, checkpoints, moves
+        and waits between them, and ``wall_s`` the whole run with joining, measuring, planning and collecting. ``eval``
+        has the figures of the result and its step; where the best result is of an earlier part of the run, those of the
+        last evaluation. ``best`` is None where no best result is kept, ``rows`` are those of ``rows_facts``, and
+        ``measured`` is what the driver counted for techniques, by key.
         """
         judged = self._best if best is not None and self._best.get("step") == best.best_step else self._final
         left_out = {"is_best", "risen", *(() if self._plan.course.num_steps else ("step",))}

@@ -281,13 +281,9 @@ class Coordinator:
     ) -> Driver:
         """Start or resume a run, or evaluate a saved adapter; nodes measure unless the request has a profile.
 
-        Args:
-            request: of the run.
-            takes_up: the interrupted run that the coordinator resumes by itself.
-            owner: user in the certificate of its submitter.
-            replaces: that run, while it ends.
-            without: lost processes, as for ``Participants``.
-            num_in_vain: resumptions in a row, this one included, since the last checkpoint.
+        ``takes_up`` is the interrupted run that the coordinator resumes by itself, and ``replaces`` that run while it
+        ends; ``without`` are lost processes, as for ``Participants``, and ``num_in_vain`` the resumptions in a row, with
+        this one, since the last checkpoint. ``owner`` is the user in the certificate of its submitter.
 
         Raises:
             BusyError: a run or measurement is driven already.
