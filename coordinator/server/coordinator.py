@@ -283,7 +283,7 @@ class Coordinator:
 
         ``takes_up`` is the interrupted run that the coordinator resumes by itself, and ``replaces`` that run while it
         ends; ``without`` are lost processes, as for ``Participants``, and ``num_in_vain`` the resumptions in a row, with
-        this one, since the last checkpoint. ``owner`` is the user in the certificate of its submitter.
+        it, since the last checkpoint. ``owner`` is the user in the certificate of its submitter.
 
         Raises:
             BusyError: a run or measurement is driven already.

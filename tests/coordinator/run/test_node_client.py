@@ -437,6 +437,7 @@ def test_lost_call_is_made_again(
     with calls_to(node) as (calls, failures):
         ask(calls, heard.put, folder)
         assert heard.get(timeout=WAIT_S) == wanted
+    assert failures.empty()
     assert (orders / f"coordinator{DONE_SUFFIX}").exists(), "nothing was lost"
     lost_later = failure == "drop-reply" and method in MAY_COME_TWICE
     assert node.done[method] == 1 + lost_later
