@@ -316,7 +316,7 @@ class CheckpointManager:
         self._passed_over: tuple[str, ...] = ()
         self._model_digest = ""
         self._saved: dict[str, dict[int, Shard]] = {}  # by node and step
-        self._noted: list[int] = []
+        self._noted: int | None = None
         self._newest_step: int | None = None
         self._best_steps = dict[int, int]()  # by step of the checkpoint
 
@@ -524,10 +524,10 @@ class CheckpointManager:
 
         The checkpoint before it stays: after notes of steps 100, 200 and 300 shards of steps before 200 may go.
         """
-        if self._noted and step <= self._noted[-1]:
+        if self._noted is not None and step <= self._noted:
             return False
-        before = self._noted[-1] if self._noted else self.start.step if self.start else 0
-        self._noted = [step]
+        before = self._noted if self._noted is not None else self.start.step if self.start else 0
+        self._noted = step
         has_more = before > self.keep_from_step
         self.keep_from_step = max(self.keep_from_step, before)
         return has_more

@@ -159,7 +159,6 @@ class JoinHandler:
         self._known: KnownNodes | None = None  # until ``begin``, which also sets the next two
         self._recorder: RunRecorder
         self._replanning: ReplanSearch
-        self._instances: dict[str, str] = {}
         self._has_gathered = False
 
     def begin(self, known: KnownNodes, recorder: RunRecorder, replanning: ReplanSearch) -> None:
@@ -304,7 +303,7 @@ class JoinHandler:
         candidate = self._take_candidate(node, instance)
         if candidate is not None:
             self._refuse(candidate, str(error))
-        elif self._instances.get(node) == instance and node in self._participants.nodes:
+        elif self._participants.instances.get(node) == instance and node in self._participants.nodes:
             self._feed(rd.NodeFailed(node, type(error).__name__, naming_node(node, str(error))))
 
     def _answered(self, node: str, instance: str, reply: control_pb2.InspectReply) -> None:
@@ -351,7 +350,6 @@ class JoinHandler:
             self._reports.forget(facts.node)
         self._told.pop(facts.node, None)
         self._addresses[facts.node] = member.address
-        self._instances[facts.node] = member.instance
         links = links_of(member, facts, self._replanning.profile, self._members, self._request)
         self._known = dataclasses.replace(known, facts={**known.facts, facts.node: facts})
         self._recorder.joined(facts, links)

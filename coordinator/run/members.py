@@ -14,7 +14,7 @@ import dataclasses
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
@@ -305,7 +305,7 @@ def rack_of(member: Member) -> str:
     return member.rack or machine_of(member)
 
 
-def num_neighbours(members: Sequence[Member]) -> dict[str, int]:
+def num_neighbours(members: Collection[Member]) -> dict[str, int]:
     """Count for each node the other members on its machine."""
     counts = Counter(machine_of(member) for member in members)
     return {member.node: counts[machine_of(member)] - 1 for member in members}

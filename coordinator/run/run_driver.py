@@ -114,8 +114,7 @@ class RunWork:
         self._calls, self._put = participants.calls, participants.queue.put
         self._output, self._emit, self._note = participants.output, participants.output.emit, participants.output.note
         self._addresses: dict[str, str] = {}
-        self._wires: dict[str, int] = {}
-        self._racks: dict[str, str] = {}
+        self._members: dict[str, Member] = {}  # at the start
         self._initial_metadata = None
         if request.initial is not None:  # read now: the file may belong to the call that submits the run
             self._initial_metadata = TensorFile(request.initial, where=INITIAL_FILE).metadata
@@ -146,7 +145,6 @@ class RunWork:
         )
         self._timers: dict[str, float] = {}
         self._due: dict[str, float] = {}  # those that are queued
-        self._neighbours: dict[str, int] = {}
         self._planned: Planned | None = None
         self._placed: PlacedRun | None = None
         self._predicted: JobTime | None = None
@@ -205,9 +203,7 @@ class RunWork:
         if unused := unused_owners(participants.members.living(), members) if request.plan else ():
             self._note(f"not in the given plan, so their rows are not trained on: {', '.join(unused)}")
         self._addresses |= {member.node: member.address for member in members}
-        self._wires = {member.node: member.wire for member in members}
-        self._racks = {member.node: rack_of(member) for member in members}
-        self._neighbours = num_neighbours(members)
+        self._members = {member.node: member for member in members}
         spare = tuple(sorted(member.node for member in members if not (planned or member.has_data)))
         returning = request.resume.returning(request.job) if request.resume else ()
         self._run_planner.begin(members, (*spare, *returning))
@@ -276,7 +272,7 @@ class RunWork:
     def _facts_of(self, node: str, reply: control_pb2.InspectReply) -> Iterator[rd.Event]:
         """Take a node's facts; raises ``IntegrityError``."""
         facts = read_facts(node, reply, is_timed=self._run_planner.needs_times)
-        facts = dataclasses.replace(facts, rack=self._racks[node])
+        facts = dataclasses.replace(facts, rack=rack_of(self._members[node]))
         if self._run_planner.is_looking:
             self._run_planner.look(facts)
         else:
@@ -478,7 +474,7 @@ class RunWork:
         request = inspect_request(
             self._job,
             measure=self._run_planner.needs_times,
-            neighbours=self._neighbours[node],
+            neighbours=num_neighbours(self._members.values())[node],
             frozen=self._timed_frozen,
         )
         self._checkpoints.ask_about(node, request)
@@ -503,7 +499,7 @@ class RunWork:
         if self._rounds.phase != "planning":
             return
         self._planned, plan = made.planned, made.planned.plan
-        wires = {node: wire for node, wire in self._wires.items() if node in plan.nodes}
+        wires = {node: member.wire for node, member in self._members.items() if node in plan.nodes}
         if why := wire_problem(self._job, plan, wires, names_heads=self._checkpoints.names_heads):
             self._feed(rd.PlanFailed(PlanError.__name__, why))
             return

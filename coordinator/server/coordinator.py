@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePath
 from types import FrameType
 
-from coordinator.run.driver import Driver, Participants, StatusBoard
+from coordinator.run.driver import Driver, Participants
 from coordinator.run.events import EventSink
 from coordinator.run.measurement import MeasureWork
 from coordinator.run.members import LinkCache, Member, Registry, WakingClock
@@ -146,7 +146,6 @@ class Coordinator:
         self._driver: Driver | None = None
         self._replaced: Driver | None = None  # by the driven one, to which it passes what is asked of it
         self._drivers: list[Driver] = []  # the driven one, and earlier ones that may still send their last event
-        self._board: StatusBoard | None = None
 
     # ---- members ----------------------------------------------------------------------------------
 
@@ -282,10 +281,9 @@ class Coordinator:
         """Start or resume a run, or evaluate a saved adapter; nodes measure unless the request has a profile.
 
         ``takes_up`` is the interrupted run that the coordinator resumes by itself, and ``replaces`` that run while it
-        ends; ``without`` are lost processes, as for ``Participants``, and ``num_in_vain`` the resumptions in a row, with
-        it, since the last checkpoint. ``owner`` is the user in the certificate of its submitter.
+        ends. ``without`` are lost processes, as for ``Participants``, ``num_in_vain`` counts the resumptions since the
+        last checkpoint, this one included, and ``owner`` is the user in the certificate of its submitter.
 
-        Raises:
             BusyError: a run or measurement is driven already.
             JobError: the job has a shorter lease than this coordinator.
             PlanError: the checkpoint is of another job or plan.
@@ -426,7 +424,7 @@ class Coordinator:
                 driver.listen(sink, closely=True)
             with self._lock:
                 self._registry.set_lease(max(self.lease_s, job.runtime.lease_s), self._now_s())
-                self._driver, self._replaced, self._board = driver, replaces, driver.board
+                self._driver, self._replaced = driver, replaces
                 self.owners = {**(self.owners if replaces else {}), run_id: owner}
                 driver.start()
                 ending = (other for other in self._drivers if other is replaces or not other.join(0.0))
@@ -446,8 +444,8 @@ class Coordinator:
     def run_status(self) -> control_pb2.RunStatus | None:
         """Return the state of the run, or the end of the last one; None before the first."""
         with self._lock:
-            board = self._board
-        return board.read() if board else None
+            last = self._drivers[-1:]
+        return last[0].board.read() if last else None
 
     def report(self, request: control_pb2.ReportRequest) -> None:
         """Pass a node's report to the driven run, and renew the node's lease if the run takes it.
