@@ -284,6 +284,7 @@ class Coordinator:
         ends. ``without`` are lost processes, as for ``Participants``, ``num_in_vain`` counts the resumptions since the
         last checkpoint, this one included, and ``owner`` is the user in the certificate of its submitter.
 
+        Raises:
             BusyError: a run or measurement is driven already.
             JobError: the job has a shorter lease than this coordinator.
             PlanError: the checkpoint is of another job or plan.
