@@ -379,23 +379,12 @@ def test_service_shows_and_gives_users_their_own_runs(tmp_path: Path, monkeypatc
 TIMEOUT_S = 30.0
 
 
-def test_weights_coordinator_serves_the_model_of_its_run(server: CoordinatorServer, tmp_path: Path) -> None:
-    """The bytes of the folder, by digest, under the id of the run."""
-    folder = write_model(tmp_path / "m")
-    server.coordinator.offers.put(RUN, model_folder(Job(model=Model(path=str(folder)))))
-    with grpc.insecure_channel(server.address) as channel:
-        stub = weights_pb2_grpc.WeightsStub(channel)
-        reply = stub.Manifest(weights_pb2.ManifestRequest(run_id=RUN), timeout=TIMEOUT_S)
-        manifest = manifest_from_proto(reply)
-        assert manifest == ModelSource(folder).manifest
-        pieces = [weights_pb2.Piece(sha256=bytes.fromhex(manifest.files[0].sha256), offset=3)]
-        chunks = stub.Fetch(weights_pb2.FetchRequest(run_id=RUN, pieces=pieces), timeout=TIMEOUT_S)
-        assert b"".join(chunk.data for chunk in chunks) == (folder / "config.json").read_bytes()[3:]
+def test_weights_of_the_model_of_a_run_are_served_and_no_others(server: CoordinatorServer, tmp_path: Path) -> None:
+    """The bytes of the folder, by digest, under the id of the run.
 
-
-def test_weights_coordinator_refuses_what_it_does_not_have(server: CoordinatorServer, tmp_path: Path) -> None:
-    """An unknown run, a run whose model is elsewhere, and a digest that is not the model's: each its own status."""
-    request = weights_pb2.ManifestRequest(run_id=RUN)
+    An unknown run, a run whose model is elsewhere, and a digest that is not the model's: each its own status.
+    """
+    folder, request = write_model(tmp_path / "m"), weights_pb2.ManifestRequest(run_id=RUN)
     with grpc.insecure_channel(server.address) as channel:
         stub = weights_pb2_grpc.WeightsStub(channel)
         with pytest.raises(grpc.RpcError) as unknown:
@@ -403,7 +392,12 @@ def test_weights_coordinator_refuses_what_it_does_not_have(server: CoordinatorSe
         server.coordinator.offers.put(RUN, model_folder(Job(model=Model(path=str(tmp_path / "nowhere")))))
         with pytest.raises(grpc.RpcError) as elsewhere:
             stub.Manifest(request, timeout=TIMEOUT_S)
-        server.coordinator.offers.put(RUN, write_model(tmp_path / "m"))
+        server.coordinator.offers.put(RUN, model_folder(Job(model=Model(path=str(folder)))))
+        manifest = manifest_from_proto(stub.Manifest(request, timeout=TIMEOUT_S))
+        assert manifest == ModelSource(folder).manifest
+        pieces = [weights_pb2.Piece(sha256=bytes.fromhex(manifest.files[0].sha256), offset=3)]
+        chunks = stub.Fetch(weights_pb2.FetchRequest(run_id=RUN, pieces=pieces), timeout=TIMEOUT_S)
+        assert b"".join(chunk.data for chunk in chunks) == (folder / "config.json").read_bytes()[3:]
         fetch = weights_pb2.FetchRequest(run_id=RUN, pieces=[weights_pb2.Piece(sha256=bytes(32))])
         with pytest.raises(grpc.RpcError) as foreign:
             list(stub.Fetch(fetch, timeout=TIMEOUT_S))
