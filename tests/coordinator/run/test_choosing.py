@@ -13,12 +13,9 @@ import pytest
 
 from coordinator.client.checkpoints import RunCheckpoints, find_resume
 from coordinator.client.run_files import TablesFile
-from coordinator.client.run_folder import RunFolder
-from coordinator.client.submit import Client
 from coordinator.run.requests import RunRequest
 from coordinator.run.run_driver import choose_beside
 from coordinator.screen.plan_text import plan_text, table_text
-from coordinator.screen.progress import Progress
 from ringtune.errors import IntegrityError, PlanError, RingTuneError
 from ringtune.job.job import Job
 from ringtune.run_control import events as rd
@@ -26,7 +23,7 @@ from ringtune.run_control.checkpoint import Resume
 from ringtune.schedule.operation_tables import Operations
 from ringtune.schedule.turns import StepKind, Turn
 from tests.support.choosing import make_choice
-from tests.support.fake_agents import CALL_S, FakeAgent, FakeCluster, job, read_lines
+from tests.support.fake_agents import CALL_S, FakeAgent, FakeCluster, job, read_lines, submit
 from tests.support.plans import changed, make_plan
 
 WAIT_S = 20.0
@@ -45,8 +42,7 @@ CHOOSER = "ringtune.techniques.knapsacks"
 
 def run(cluster: FakeCluster, out: Path, *, wanted: Job = JOB, resume: Resume | None = None) -> None:
     """Run the job, or go on with it."""
-    with RunFolder(out, resume=resume is not None) as folder, Client(cluster.server.address) as client:
-        client.run(RunRequest(job=wanted, resume=resume), progress=Progress(), folder=folder)
+    submit(cluster, RunRequest(job=wanted, resume=resume), out)
 
 
 def lines_of(out: Path) -> list[tuple[Any, ...]]:

@@ -34,16 +34,14 @@ from ringtune.errors import (
 )
 from ringtune.schedule.turns import Turn
 from ringtune.v1 import control_pb2
-from tests.support.fake_agents import CALL_S, MODEL, FakeAgent, FakeCluster, facts, job
+from tests.support.fake_agents import CALL_S, MODEL, FakeAgent, FakeCluster, facts, job, submit
 
 HOSTS: dict[str, dict[str, Any]] = {name: {"host": f"127.0.0.{index}"} for index, name in enumerate("abcd", start=1)}
 
 
 def run(cluster: FakeCluster, **options: Any) -> Outcome:
     """Run the small job on every node."""
-    with Client(cluster.server.address) as client:
-        request = RunRequest(job=job(), num_nodes=len(cluster.agents), **options)
-        return client.run(request, progress=Progress(), folder=None)
+    return submit(cluster, RunRequest(job=job(), num_nodes=len(cluster.agents), **options))
 
 
 def links_asked(cluster: FakeCluster) -> list[str]:

@@ -21,7 +21,7 @@ from ringtune.errors import InterruptedRunError, PlanError, RingTuneError
 from ringtune.schedule.plan import Plan
 from ringtune.techniques.offload import helped
 from ringtune.v1 import control_pb2
-from tests.support.fake_agents import CALL_S, FakeCluster, job, run
+from tests.support.fake_agents import CALL_S, FakeCluster, job, run, submit
 from tests.support.plans import make_plan
 
 
@@ -38,8 +38,7 @@ def test_run_tells_further_readers_what_it_tells_its_submitter() -> None:
 
     with FakeCluster("a", "b") as cluster:
         cluster.server.coordinator.sinks += [broken, there.append]
-        with Client(cluster.server.address) as client:
-            client.run(RunRequest(job=job(), num_nodes=2), progress=Progress(), folder=None, sinks=(here.append,))
+        submit(cluster, RunRequest(job=job(), num_nodes=2), sinks=(here.append,))
         assert all(agent.released.wait(CALL_S) and agent.is_finished for agent in cluster.agents.values())
     assert there == here
     kinds = [event.WhichOneof("event") for event in there]
@@ -49,8 +48,8 @@ def test_run_tells_further_readers_what_it_tells_its_submitter() -> None:
 
 def test_run_plan_only_prepares_nobody() -> None:
     """Asked for a plan, the coordinator inspects (once for sizes, once for times), plans and releases."""
-    with FakeCluster("a", "b") as cluster, Client(cluster.server.address) as client:
-        came = client.run(RunRequest(job=job(), plan_only=True), progress=Progress(), folder=None)
+    with FakeCluster("a", "b") as cluster:
+        came = submit(cluster, RunRequest(job=job(), plan_only=True))
         assert all(agent.released.wait(CALL_S) for agent in cluster.agents.values())
         logs = [agent.log[:3] for agent in cluster.agents.values()]  # of one that is slow the release is asked again
         asked = [agent.inspected for agent in cluster.agents.values()]

@@ -48,7 +48,7 @@ from ringtune.run_control import events as rd
 from ringtune.schedule.turns import Turn
 from ringtune.techniques.offload import helped
 from ringtune.v1 import control_pb2
-from tests.support.fake_agents import CALL_S, MODEL, NO_TIMES, FakeAgent, FakeCluster, end_lease, job, run
+from tests.support.fake_agents import CALL_S, MODEL, NO_TIMES, FakeAgent, FakeCluster, end_lease, job, run, submit
 from tests.support.fake_agents import facts as fake_facts
 from tests.support.plans import make_plan as make_course_plan
 
@@ -300,12 +300,9 @@ def test_run_names_a_lost_helper_with_what_it_did() -> None:
 
     helper = {"on_grant": leaves, "facts_changes": {"train_rows": 0, "eval_rows": 0}}
     request = RunRequest(job=wanted, join_s=0.5, plan=GivenPlan(plan=plan))
-    with (
-        FakeCluster("a", "b", agents={"a": helper}) as cluster,
-        Client(cluster.server.address) as client,
-        pytest.raises(PeerLostError, match=r"node a is lost: .*; helper a fits .* b's blocks \[0, 4\): start it again"),
-    ):
-        client.run(request, progress=Progress(), folder=None)
+    lost = r"node a is lost: .*; helper a fits .* b's blocks \[0, 4\): start it again"
+    with FakeCluster("a", "b", agents={"a": helper}) as cluster, pytest.raises(PeerLostError, match=lost):
+        submit(cluster, request)
 
 
 def test_run_ends_when_a_node_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -479,8 +476,7 @@ def of_all_parameters(**changes: Any) -> Job:
 
 def follow(cluster: FakeCluster, wanted: Job) -> None:
     """Submit a run on all nodes, and follow it to its end; the coordinator is there, so that nothing is waited for."""
-    with Client(cluster.server.address) as client:
-        client.run(RunRequest(wanted), progress=Progress(), folder=None)
+    submit(cluster, RunRequest(wanted))
 
 
 @pytest.mark.parametrize("is_alive", [False, True])
