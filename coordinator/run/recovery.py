@@ -1,4 +1,4 @@
-"""Reports of a run's nodes, the choice of the lost node from complaints about broken links, and recovery without it.
+"""Reports of a run's nodes, and the choice of the lost node from complaints about broken links.
 
 Neighbours of a failed node may report broken links before the node reports its failure, so complaints wait for
 ``GRACE_S``.
@@ -11,11 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from coordinator.run.checkpoint import CheckpointManager
-from coordinator.run.driver import StatusBoard
 from coordinator.run.recorder import RunRecorder
 from ringtune.errors import IntegrityError, PeerLostError
 from ringtune.ids import naming_node
-from ringtune.quantities import format_seconds
 from ringtune.run_control import events as rd
 from ringtune.schedule.course import Course
 from ringtune.schedule.operation_tables import BlockScores
@@ -195,14 +193,3 @@ def _note_digests(
         digests.append(CopyDigest(message.unit, message.sha256))
         if len(digests) > most or len(of_node) > _MAX_TURNS:
             raise IntegrityError(f"node {node} reports too many digests of copies; use one version on all machines")
-
-
-def await_nodes(command: rd.AwaitNodes, board: StatusBoard, now_s: float) -> str:
-    """Show the awaited nodes on the board; return the sentence for the user."""
-    nodes, why, until_s = command
-    left_s = max(0.0, until_s - now_s)
-    board.awaits(nodes, why, time.monotonic() + left_s)
-    return (
-        f"the run waits for node {', '.join(nodes)}, {format_seconds(left_s)} at most (recovery.wait_s): {why}; "
-        "start it again with its name and its data, or stop the run and --resume it later"
-    )

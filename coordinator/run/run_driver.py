@@ -1,4 +1,4 @@
-"""The driver of one run: answers and reports of nodes become events of its state machine, commands become calls.
+"""The work of one run: answers and reports of nodes become events of its state machine, commands become calls.
 
 ::
 
@@ -33,7 +33,7 @@ from coordinator.run.migration import MigrationDriver, ReplanOutcome, ReplanSear
 from coordinator.run.node_client import inspect_request, read_facts
 from coordinator.run.planning import FirstInspectionDone, PlanReady, RunPlanner, wire_problem
 from coordinator.run.recorder import RunRecorder
-from coordinator.run.recovery import Reports, await_nodes, with_role
+from coordinator.run.recovery import Reports, with_role
 from coordinator.run.report import judge_of
 from coordinator.run.requests import RunRequest
 from coordinator.run.run_text import rows_lines
@@ -53,6 +53,7 @@ from ringtune.errors import (
     error_from_name,
 )
 from ringtune.machine.resources import busy_text
+from ringtune.quantities import format_seconds
 from ringtune.run_control import events as rd
 from ringtune.run_control.recovery import RecoveryPolicy, checkpoint_reason
 from ringtune.run_control.state_machine import RunStateMachine
@@ -401,7 +402,7 @@ class RunWork:
                 if placed.audit is not None:
                     placed.audit.check(placed.migration.part, turn)
             case rd.AwaitNodes():
-                self._note(await_nodes(command, self._output.board, self._participants.now_s()))
+                self._note(self._awaits(command))
                 self._join_handler.ask_others()
             case rd.LogMove() | rd.FindPlacement() | rd.LogRecovery():
                 self._note(self._recover(command))
@@ -452,6 +453,16 @@ class RunWork:
                     placed.recorder.emit_profile()  # for a submitter or coordinator that does not live to see the end
             case _:
                 self._require_placed().recorder.log(command)
+
+    def _awaits(self, command: rd.AwaitNodes) -> str:
+        """Show the awaited nodes on the board; return the sentence for the user."""
+        nodes, why, until_s = command
+        left_s = max(0.0, until_s - self._participants.now_s())
+        self._output.board.awaits(nodes, why, time.monotonic() + left_s)
+        return (
+            f"the run waits for node {', '.join(nodes)}, {format_seconds(left_s)} at most (recovery.wait_s): {why}; "
+            "start it again with its name and its data, or stop the run and --resume it later"
+        )
 
     def _recover(self, command: rd.LogMove | rd.FindPlacement | rd.LogRecovery) -> str:
         """Search a placement, or record a move or a recovery and grant in its placement; return a sentence for it."""
