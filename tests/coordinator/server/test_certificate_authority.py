@@ -653,21 +653,6 @@ def test_joining_holds_for_a_run_of_years(tmp_path: Path) -> None:
     assert TrustKeeper(tmp_path, clock=lambda: now_unix_s).speaker.identity == keeper.speaker.identity
 
 
-def test_joining_ends_with_a_removal(tmp_path: Path) -> None:
-    """A removed node can't renew; with a new token it joins again."""
-    trust, folder = tmp_path / "trust", tmp_path / "node"
-    with running(trust) as (keeper, address):
-        speaker, user = joined(address, trust), joined(address, trust, ALICE, is_administrator=True)
-        with membership(address, user) as stub:
-            assert stub.Remove(trust_pb2.RemoveRequest(node="pi", reason="stolen")).certificates == 1
-        with membership(address, speaker) as stub, pytest.raises(TrustError, match="node pi was removed: stolen"):
-            renew(stub, speaker, folder)
-        again = Speaker(join(address, invited(trust), folder))
-        with membership(address, again) as stub:
-            renew(stub, again, folder)
-        assert TrustKeeper(trust).speaker.removed.entries == keeper.speaker.removed.entries != ()
-
-
 def test_joining_holds_at_a_coordinator_that_is_restored_from_a_backup(tmp_path: Path) -> None:
     """Authority and register are enough: nodes, tokens and removals go on, in another folder."""
     trust, restored = tmp_path / "trust", tmp_path / "restored"
