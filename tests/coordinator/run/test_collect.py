@@ -136,7 +136,7 @@ def test_part_that_is_not_as_planned_is_refused() -> None:
         check_parts({"a": {"adapter.safetensors": Pieces.of(save(blocks(0, 1)))}, "b": {}}, WANTED)
 
 
-BAD_PARTS: list[tuple[dict[str, Any] | None, str]] = [
+BAD_PARTS: list[tuple[dict[str, Any] | bytes | None, str]] = [
     (None, "node b sent no adapter.safetensors"),
     ({}, "0 numbers in block 2, but the plan has 3"),
     (blocks(2), "0 numbers in block 3"),
@@ -150,24 +150,11 @@ BAD_PARTS: list[tuple[dict[str, Any] | None, str]] = [
     (blocks(2, 3, **{"bert.embeddings.x": numpy.ones(1, dtype=numpy.float32)}), "which it may not send"),
     (blocks(2, 3, **{f"bert.encoder.layer.{'9' * 5000}.x": numpy.ones(1, dtype=numpy.float32)}), "it may not send"),
     (blocks(2, 3, **{"\x1b[2J": numpy.ones(1, dtype=numpy.float32)}), "it may not send"),
+    # no files at all: deep, endless, of long names
+    ((60_000).to_bytes(8, "little") + b'{"a":' * 10_000 + b"[" * 10_000, "is damaged"),
+    (with_header({"a": {"dtype": "F32", "shape": [1 << 70] * 4000, "data_offsets": [0, 4]}}, b"0000"), "is damaged"),
+    (with_header({"a" * 70_000: {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}, b"0000"), "is damaged"),
 ]
-
-
-def test_file_that_is_none_is_refused_as_damaged() -> None:
-    """Deep, endless, infinite: an error of ours with the node, and a short one."""
-    for content in (
-        with_header([], b""),
-        b"[" * 200_000,
-        (60_000).to_bytes(8, "little") + b'{"a":' * 10_000 + b"[" * 10_000,
-        (1 << 40).to_bytes(8, "little") + b"{}",
-        with_header({"a": {"dtype": "F32", "shape": [float("inf")], "data_offsets": [0, 4]}}, b"0000"),
-        with_header({"a": {"dtype": "F32", "shape": [1 << 70] * 4000, "data_offsets": [0, 4]}}, b"0000"),
-        with_header({"a" * 70_000: {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}, b"0000"),
-        with_header({"__metadata__": {"a": 1}}, b""),
-    ):
-        with pytest.raises(IntegrityError, match="node b") as caught:
-            check("b", content)
-        assert len(str(caught.value)) < 600, content[:80]
 
 
 def test_long_header_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
