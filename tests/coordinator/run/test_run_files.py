@@ -91,8 +91,8 @@ def test_run_writes_the_whole_folder(tmp_path: Path) -> None:
     assert sum(event["ph"] == "X" for event in events) == 12
 
 
-def _run_of_users(folder: Path, **options: Any) -> None:
-    """Two owners who have adapters of their own, which a third node fits."""
+def test_run_whose_users_have_adapters_of_their_own_writes_a_folder_for_each(tmp_path: Path) -> None:
+    """Whole folders with every block, the head in each; and no adapter of all. A third node fits the adapters."""
     asked = {"adapter__config": "lora", "train__method": "all"}
     helper_of = dict.fromkeys("ab", "c")
     plan = make_plan(job(**asked), {name: facts(name, **NO_TIMES) for name in "ab"}).plan
@@ -100,14 +100,9 @@ def _run_of_users(folder: Path, **options: Any) -> None:
     request = RunRequest(
         job=wanted, join_s=0.5, plan=GivenPlan(plan=helped(plan, helper_of, wanted.offload.helper_settings))
     )
-    agents: dict[str, dict[str, Any]] = {"c": {"facts_changes": {"train_rows": 0, "eval_rows": 0}}, "b": options}
+    agents: dict[str, dict[str, Any]] = {"c": {"facts_changes": {"train_rows": 0, "eval_rows": 0}}}
     with FakeCluster("a", "b", "c", agents=agents) as cluster:
-        submit(cluster, request, folder)
-
-
-def test_run_whose_users_have_adapters_of_their_own_writes_a_folder_for_each(tmp_path: Path) -> None:
-    """Whole folders with every block, the head in each; and no adapter of all."""
-    _run_of_users(tmp_path)
+        submit(cluster, request, tmp_path)
     names = {"adapter.safetensors", "adapter_config.json", "head_config.json", "model_head.safetensors"}
     assert not (tmp_path / "adapter").exists()
     for number, user in enumerate("ab"):

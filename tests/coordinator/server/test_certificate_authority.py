@@ -314,7 +314,8 @@ def test_register_that_removes_during_a_renewal_refuses_what_it_gave(register: R
         register.add_token(f"t{number}", PI_NODE, NOW_S + HOUR_S)
         register.redeem(f"t{number}", "key", NOW_S, issue)
         register.remove(PI_NODE, "again")
-    caller = facts_of(register.redeem("t" if not generation else _token(register), "key", NOW_S, issue))
+    register.add_token("last", PI_NODE, NOW_S + HOUR_S)
+    caller = facts_of(register.redeem("last", "key", NOW_S, issue))
     assert caller.generation == generation
     inside, removed = threading.Event(), threading.Event()
 
@@ -333,11 +334,6 @@ def test_register_that_removes_during_a_renewal_refuses_what_it_gave(register: R
     for each in (caller, given):
         with pytest.raises(TrustError, match="node pi is refused: stolen; join with a new token"):
             register.renew(each, NOW_S, lambda: never(PI_NODE, 0))
-
-
-def _token(register: Register) -> str:
-    register.add_token("last", PI_NODE, NOW_S + HOUR_S)
-    return "last"
 
 
 def test_register_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
