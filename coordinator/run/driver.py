@@ -178,7 +178,13 @@ _COMING_S = 2.0  # nodes that are about to join are not worth a line
 
 
 class EventOutput:
-    """The events of a run or measurement: to its status board, its readers, and its keeper or else its submitter."""
+    """The events of a run or measurement: to its status board, its readers, and its keeper or else its submitter.
+
+    Attributes, which are set before the work begins:
+        keeper: gets all events in place of the submitter; an error of it ends the work. None = there is none.
+        listeners: readers of all events.
+        onlookers: readers of the actions of each turn, which are neither sent nor kept.
+    """
 
     def __init__(self, run_id: str) -> None:
         self.board = StatusBoard(run_id)
@@ -432,22 +438,6 @@ class Driver:
         if after is not None:
             after.drain(reason)
         self.participants.queue.put(rd.DrainRequested(reason))
-
-    def listen(self, sink: EventSink, *, closely: bool = False) -> None:
-        """Add a reader of all events, before ``start``; with ``closely`` it also gets the actions of each turn.
-
-        These are neither sent nor kept.
-        """
-        self._output.listeners.append(sink)
-        if closely:
-            self._output.onlookers.append(sink)
-
-    def keep(self, keeper: EventSink) -> None:
-        """Send all events to a keeper in place of the submitter; call it before ``start``.
-
-        An error of the keeper ends the work.
-        """
-        self._output.keeper = keeper
 
     def noted(self, step: int) -> None:
         """Queue that the submitter has the manifest of the checkpoint of ``step`` on disk."""

@@ -297,9 +297,11 @@ class Coordinator:
             if self.kept is not None and request.is_training:
                 record = record_of(run_id, request, time.time(), takes_up=takes_up, owner=owner)
                 content = run_request_to_proto(request).SerializeToString()
-                driver.keep(self.kept.begin(record, request=content, initial=request.initial, on_saved=driver.noted))
+                participants.output.keeper = self.kept.begin(
+                    record, request=content, initial=request.initial, on_saved=driver.noted
+                )
             history = RunHistory(request, num_in_vain=num_in_vain)
-            driver.listen(history)
+            participants.output.listeners.append(history)
             work.go_back = functools.partial(self._go_back, driver, request, history, owner)
             return driver
 
@@ -418,11 +420,10 @@ class Coordinator:
                 self.offers.put(run_id, model_folder(job), initial)
                 undo.pop_all()
             model = name_of_folder(PurePath(job.model.path))
-            driver.listen(RunLogger(what, who=who, model=model, say=self.tell))
-            for sink in self.sinks:
-                driver.listen(sink)
-            for sink in self.onlookers:
-                driver.listen(sink, closely=True)
+            output = driver.participants.output
+            logger = RunLogger(what, who=who, model=model, say=self.tell)
+            output.listeners += [logger, *self.sinks, *self.onlookers]
+            output.onlookers += self.onlookers
             with self._lock:
                 self._registry.set_lease(max(self.lease_s, job.runtime.lease_s), self._now_s())
                 self._driver, self._replaced = driver, replaces
