@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from coordinator.run.node_client import AgentCalls
+from coordinator.run.driver import Participants
 from ringtune.costs.measurement import numeric_class
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import IntegrityError, PeerLostError, RingTuneError
@@ -100,18 +100,15 @@ class RunAudit:
 
     def __init__(
         self,
-        run_id: str,
+        participants: Participants,
         job: Job,
         facts: Callable[[], Mapping[str, NodeFacts]],
-        calls: Mapping[str, AgentCalls],
-        put: Callable[[rd.TurnChecked], None],
         repeated: Callable[[CellRepeated], None],
         *,
         authorities: Callable[[], tuple[bytes, ...]] = tuple,
         source: random.Random | None = None,
     ) -> None:
-        self._run_id, self._job, self._facts, self._calls = run_id, job, facts, calls
-        self._put, self._repeated = put, repeated
+        self._participants, self._job, self._facts, self._repeated = participants, job, facts, repeated
         self._authorities, self._source = authorities, source or random.SystemRandom()
         self.figures = {"drawn": 0, "checked": 0, "disagreed": 0, "seconds": 0.0}
         self._open: dict[int, _Open] = {}
@@ -133,15 +130,15 @@ class RunAudit:
 
     def granted(self, part: Plan, turns: Sequence[Turn]) -> dict[str, dict[TensorKey, str]]:
         """Draw cells of granted turns; return by node the tensors that it has to keep, with their tickets."""
-        found: dict[str, dict[TensorKey, str]] = {}
+        tickets_of: dict[str, dict[TensorKey, str]] = {}
         for turn in turns:
             drawn = draw(part, turn, self._job.audit_share, self._source, shown=self._shown)
             now = self._open[turn.index] = _Open(drawn)
             for node, keys in keys_to_keep(part, turn, now.drawn).items():
                 tickets = {key: f"{self._source.getrandbits(128):032x}" for key in keys}
                 now.tickets |= {(node, tensor_name(key)): ticket for key, ticket in tickets.items()}
-                found.setdefault(node, {}).update(tickets)
-        return found
+                tickets_of.setdefault(node, {}).update(tickets)
+        return tickets_of
 
     def note(self, request: control_pb2.ReportRequest) -> None:
         """Take the trails of a report; one that a node has told before counts.
@@ -166,7 +163,7 @@ class RunAudit:
         for node, work in works.items():
             try:
                 now.trails[node] = read_trail(now.told[node].digests_json, node)
-                kept = {name for one, name in now.tickets if one == node}
+                kept = {name for keeper, name in now.tickets if keeper == node}
                 problem = trail_problem(part, work, now.trails[node], node, adapters=adapters, kept=kept)
             except KeyError:
                 problem = f"node {node} does not tell what it did in turn {turn.index}"
@@ -179,13 +176,12 @@ class RunAudit:
         but_begin: set[int] = set()
         if part.course.helper_settings.users == COLLABORATION:
             number = part.placement.placement_number
-            but_begin = {one.start for one in part.placement.helpers if self._sent.get(one.start) != number}
+            but_begin = {helper.start for helper in part.placement.helpers if self._sent.get(helper.start) != number}
         held = functools.partial(held_differ, part.placement, works, now.trails, but_begin=but_begin)
         if finding := ends_differ(works, now.trails) or held():
             return self._end(finding)
         self.figures["drawn"] += len(now.drawn)
-        asked = (question(part, turn, cell, works[cell.node], now.trails) for cell in now.drawn)
-        self._waiting = {one.cell: one for one in asked}
+        self._waiting = {cell: question(part, turn, cell, works[cell.node], now.trails) for cell in now.drawn}
         if not self._waiting:
             return self._end(None)
         for cell in now.drawn:
@@ -206,7 +202,7 @@ class RunAudit:
                 text = f"node {node} began turn {turn.index} with another state of {what}{told}"
                 return Finding(tuple(dict.fromkeys((node, before))), text)
         trail, first = self._open[turn.index].trails[node], NOTHING if not turn.first_step else ""
-        for block in {one.start for one in part.placement.helpers_of(node)}:
+        for block in {helper.start for helper in part.placement.helpers_of(node)}:
             name, (before, digest) = shown_name(-1, 0, block), self._shown.get(block, (node, first))
             if digest and trail.get(name, digest) != digest:
                 text = f"node {node} began turn {turn.index} with other vectors of the pairs of block {block}"
@@ -220,22 +216,22 @@ class RunAudit:
         from ringtune.transport.identity import signature_problem
 
         now = self._open[turn.index]
-        told, text = now.told[node], statement(self._run_id, part, turn, node, now.trails[node])
+        told, text = now.told[node], statement(self._participants.run_id, part, turn, node, now.trails[node])
         signed = (text.encode(), told.signature, told.certificate_pem)
         why = signature_problem(*signed, self._trusted, node_party(node))
         return f"node {node} does not sign what it did in turn {turn.index}: {why}" if why else ""
 
     def _ask(self, cell: Cell, checker: str) -> None:
-        asked = self._waiting[cell]
-        now = self._open[asked.place.turn]
+        query = self._waiting[cell]
+        now = self._open[query.place.turn]
         self._num_calls += 1
         self._last_call[cell] = call = self._num_calls
-        self._calls[checker].repeat(
+        self._participants.calls[checker].repeat(
             control_pb2.RepeatRequest(
                 node=cell.node,
-                cell=control_pb2.AuditedCell(**asked.place._asdict()),
-                given=asked.given,
-                tickets={name: now.tickets[peer, name] for name, peer in asked.peers.items()},
+                cell=control_pb2.AuditedCell(**query.place._asdict()),
+                given=query.given,
+                tickets={name: now.tickets[peer, name] for name, peer in query.peers.items()},
             ),
             on_result=lambda reply: self._repeated(CellRepeated(call, cell, checker, reply)),
             on_failed=lambda error: self._repeated(CellRepeated(call, cell, checker, None, error)),
@@ -286,21 +282,21 @@ class RunAudit:
         """Return the nodes that hand something in for a cell."""
         return (cell.node, *self._waiting[cell].peers.values())
 
-    def _compared(self, course: Course, asked: Question, answer: CellRepeated) -> Finding | None:
+    def _compared(self, course: Course, query: Question, answer: CellRepeated) -> Finding | None:
         """Judge an answer; raises ``RingTuneError`` where it is none, which speaks against who gives it."""
-        node, host = answer.checker, asked.cell.node
+        node, host = answer.checker, query.cell.node
         if answer.reply is None:
             raise answer.error or IntegrityError("there is no answer")
         if accused := answer.reply.node:
-            if accused not in self._sources(asked.cell):
+            if accused not in self._sources(query.cell):
                 raise IntegrityError(f"it accuses node {printable(accused)}, which has no part in it")
             return Finding(
                 (accused,), f"node {accused} does not hand in what it told: {printable(answer.reply.problem)}"
             )
-        results = read_results(answer.reply.results_json, node, asked)
+        results = read_results(answer.reply.results_json, node, query)
         facts = self._facts()
-        classes = [(numeric_class(facts[one], course), facts[one].threads) for one in (host, node)]
-        return judge(asked, results, tolerance(self._job.model.dtype, course, *classes))
+        classes = [(numeric_class(facts[name], course), facts[name].threads) for name in (host, node)]
+        return judge(query, results, tolerance(self._job.model.dtype, course, *classes))
 
     def _end(self, finding: Finding | None) -> None:
         """Say what was found."""
@@ -313,7 +309,7 @@ class RunAudit:
         self.figures["seconds"] += time.monotonic() - self._since_s
         self._turn, self._waiting, self._against, self._notes, self._last_call = None, {}, {}, [], {}
         self._open = {index: entry for index, entry in self._open.items() if index > turn.index}
-        self._put(rd.TurnChecked(turn.index, nodes, text))
+        self._participants.queue.put(rd.TurnChecked(turn.index, nodes, text))
 
     # ---- closed turns -----------------------------------------------------------------------------
 
@@ -332,22 +328,22 @@ class RunAudit:
             block: (node, end) for node in part.nodes for block, _, end in ends(part, now.trails[node], node)
         }
         for node in part.nodes:
-            for one in part.placement.helpers_of(node):
-                last = now.trails[node].get(shown_order(now.trails[node], one.start)[-1], NOTHING)
-                self._shown |= {one.start: (node, last)} if last != NOTHING else {}
+            for helper in part.placement.helpers_of(node):
+                last = now.trails[node].get(shown_order(now.trails[node], helper.start)[-1], NOTHING)
+                self._shown |= {helper.start: (node, last)} if last != NOTHING else {}
         lines = [self._line(part, turn, now)]
         if len(self._trusted) != self._num_told:  # at the begin, and when the authority is rotated
             self._num_told = len(self._trusted)
             texts = [authority.decode() for authority in self._trusted]
-            lines.insert(0, {"line": "run", "run": self._run_id, "authorities": texts})
-        return "".join(json.dumps(one, separators=(",", ":")) + "\n" for one in lines)
+            lines.insert(0, {"line": "run", "run": self._participants.run_id, "authorities": texts})
+        return "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
 
     def _line(self, part: Plan, turn: Turn, now: _Open) -> dict[str, Any]:
         """Return the statements of a checked turn, each with its signature, and with its certificate if that is new."""
         nodes: dict[str, dict[str, str]] = {}
         for node, trail in now.trails.items():  # what a node without a part in the turn tells of it is left out
             told = now.told[node]
-            nodes[node] = {"says": statement(self._run_id, part, turn, node, trail)}
+            nodes[node] = {"says": statement(self._participants.run_id, part, turn, node, trail)}
             if told.signature:
                 nodes[node]["signature"] = told.signature.hex()
             if told.signature and self._certificates.get(node) != told.certificate_pem:

@@ -103,20 +103,20 @@ class ResumeChooser:
                 chosen, taken = self._choose((*taken, node)), (*taken, node)
             except RingTuneError as error:
                 told.append(f"the rows of {node} stay left out: {error}")
-        found, passed = chosen or self._choose()
-        return found and found._replace(told="; ".join(filter(None, (found.told, *told)))), passed
+        point, passed = chosen or self._choose()
+        return point and point._replace(told="; ".join(filter(None, (point.told, *told)))), passed
 
     def _choose(self, back: tuple[str, ...] = ()) -> tuple[ResumePoint | None, tuple[str, ...]]:
         """Choose as ``choose`` does, with the turns of the owners ``back`` that were left out."""
         passed: list[str] = []
         for manifest in self._resume.manifests:
-            found, course = self._as_it_was(manifest), self._course(manifest, back)
-            if isinstance(found, str) or (isinstance(course, Course) and self._taken_back(course)):
-                found = self._from_disks(manifest, course, found if isinstance(found, str) else "")
-            if isinstance(found, ResumePoint):
-                self._check_model(found)
-                return found, tuple(passed)
-            passed.append(f"{manifest.name} can't be used: {found}")
+            point, course = self._as_it_was(manifest), self._course(manifest, back)
+            if isinstance(point, str) or (isinstance(course, Course) and self._taken_back(course)):
+                point = self._from_disks(manifest, course, point if isinstance(point, str) else "")
+            if isinstance(point, ResumePoint):
+                self._check_model(point)
+                return point, tuple(passed)
+            passed.append(f"{manifest.name} can't be used: {point}")
         if self._resume.saved_step < 0:
             return None, tuple(passed)
         raise IntegrityError(f"{'. '.join(passed)}. No other checkpoint is left; start the run without --resume")
@@ -128,13 +128,15 @@ class ResumeChooser:
             return f"node {', '.join(missing)} is not there"
         if not manifest.shards:
             return ""
-        found = self._disks.problems
-        silent = [one.node for one in manifest.shards if manifest.step not in found.get(one.node, {})]
+        problems = self._disks.problems
+        silent = [shard.node for shard in manifest.shards if manifest.step not in problems.get(shard.node, {})]
         if silent:
             raise IntegrityError(
                 f"node {silent[0]} did not report whether its shards are intact; use one version everywhere"
             )
-        wrong = [found[one.node][manifest.step] for one in manifest.shards if found[one.node][manifest.step]]
+        wrong = [
+            problems[shard.node][manifest.step] for shard in manifest.shards if problems[shard.node][manifest.step]
+        ]
         if wrong:
             return "; ".join(wrong)
         plan = self._resume.whole(manifest.placement_number)
@@ -175,7 +177,7 @@ class ResumeChooser:
         """The course without the owners that are not there, or why the run waits for them; with owners ``back``."""
         course = self._resume.plan.course
         turns = course.turns_of(manifest.step)
-        for owner in [one.node for one in course.owners if one.node not in self._facts]:
+        for owner in [each.node for each in course.owners if each.node not in self._facts]:
             if self._job.recovery.owners != SKIP_OWNER:
                 return f"node {owner} has not joined, and no other node has its rows"
             if why := rows_reason(course, owner, manifest.step, manifest.unfreezing.unfreeze_at):
@@ -242,7 +244,7 @@ class ResumeChooser:
         hosts = (piece.node for piece in placement.hosts if collected_blocks(placement, piece.node))
 
         def has_best(node: str) -> bool:
-            is_there = any(one.is_best and one.step == known.best_step for one in self._disks.parts.get(node, ()))
+            is_there = any(part.is_best and part.step == known.best_step for part in self._disks.parts.get(node, ()))
             return is_there and collected_blocks(placement, node) == collected_blocks(before, node)
 
         lacking = {node for node in (head, *hosts) if not has_best(node)}
@@ -268,12 +270,12 @@ class ResumeChooser:
         best = self._told_best(manifest, course, placement)
         return text + owners_text(self._job, self._resume.plan.course, course) + f"; {best}" * bool(best)
 
-    def _check_model(self, found: ResumePoint) -> None:
-        nodes = found.planned.plan.nodes  # an owner that stays out may have another one
+    def _check_model(self, point: ResumePoint) -> None:
+        nodes = point.planned.plan.nodes  # an owner that stays out may have another one
         digest = next(facts.model.digest for node, facts in self._facts.items() if node in nodes)
-        if digest != found.manifest.model_digest:
+        if digest != point.manifest.model_digest:
             raise ModelError(
-                f"the run began with model {found.manifest.model_digest[:12]}…, the nodes have {digest[:12]}… now; "
+                f"the run began with model {point.manifest.model_digest[:12]}…, the nodes have {digest[:12]}… now; "
                 "put the same folder back"
             )
 
@@ -314,7 +316,7 @@ class CheckpointManager:
         self._passed_over: tuple[str, ...] = ()
         self._model_digest = ""
         self._saved: dict[str, dict[int, Shard]] = {}  # by node and step
-        self._noted: list[int] = []
+        self._noted: int | None = None
         self._newest_step: int | None = None
         self._best_steps = dict[int, int]()  # by step of the checkpoint
 
@@ -359,7 +361,8 @@ class CheckpointManager:
         if self._resume is None:
             return -1
         last = self.start.step if self.start else self._resume.manifests[0].step
-        return max((one.step for one in self._resume.manifests if one.shards and one.step <= last), default=-1)
+        saved = (manifest.step for manifest in self._resume.manifests if manifest.shards)
+        return max((step for step in saved if step <= last), default=-1)
 
     # ---- going on ---------------------------------------------------------------------------------
 
@@ -383,7 +386,7 @@ class CheckpointManager:
             IntegrityError: it said more than it was asked, or than a disk has.
         """
         num_asked, most = (len(self._resume.manifests_of(node)), _MAX_PARTS) if self._resume else (0, 0)
-        num_blocks = sum(len(one.blocks) for one in saved)
+        num_blocks = sum(len(part.blocks) for part in saved)
         if len(states) > num_asked or len(saved) > most or num_blocks > _MAX_PART_BLOCKS:
             raise IntegrityError(
                 f"node {node} says that its disk has {len(states):,} shards and {len(saved):,} files of {num_blocks:,} "
@@ -392,7 +395,7 @@ class CheckpointManager:
             )
         self._problems[node] = {state.step: state.problem for state in states}
         self._parts[node] = tuple(
-            SavedPart(one.step, one.attempt, tuple(one.blocks), one.has_head, one.is_best) for one in saved
+            SavedPart(part.step, part.attempt, tuple(part.blocks), part.has_head, part.is_best) for part in saved
         )
 
     def planned(self, profile: Profile, effort: Effort) -> Planned | None:
@@ -454,10 +457,10 @@ class CheckpointManager:
     def note_saved(self, node: str, saved: Sequence[control_pb2.Saved]) -> None:
         """Remember which shards a node has on disk; hearing of a shard twice has no further effect."""
         for entry in saved:
-            own = self._saved.setdefault(node, {})
-            own[entry.step] = Shard(node=node, sha256=entry.sha256, size_bytes=entry.bytes)
-            if len(own) > _MAX_SAVED:
-                del own[min(own)]
+            shards = self._saved.setdefault(node, {})
+            shards[entry.step] = Shard(node=node, sha256=entry.sha256, size_bytes=entry.bytes)
+            if len(shards) > _MAX_SAVED:
+                del shards[min(shards)]
 
     def unsaved(self, plan: Plan, step: int) -> list[str]:
         """Return the nodes of this part of the plan that have not told their shard of a step."""
@@ -466,11 +469,7 @@ class CheckpointManager:
     def log(self, plan: Plan, command: rd.LogCheckpoint | rd.LogKept, emit: EventSink, *, is_kept: bool) -> None:
         """Send the manifest of a checkpoint, or of a turn that nodes keep, for the run that resumes from there.
 
-        Args:
-            plan: the part that holds.
-            command: what the state machine logs.
-            emit: takes the event.
-            is_kept: whether the run is kept: no other run resumes from the end of a turn.
+        ``plan`` is the part that holds. Only a run that is kept (``is_kept``) is resumed from the end of a turn.
         """
         if isinstance(command, rd.LogCheckpoint):
             emit(control_pb2.RunEvent(checkpoint_json=json.dumps(self.manifest(plan, command).to_json())))
@@ -525,10 +524,10 @@ class CheckpointManager:
 
         The checkpoint before it stays: after notes of steps 100, 200 and 300 shards of steps before 200 may go.
         """
-        if self._noted and step <= self._noted[-1]:
+        if self._noted is not None and step <= self._noted:
             return False
-        before = self._noted[-1] if self._noted else self.start.step if self.start else 0
-        self._noted = [step]
+        before = self._noted if self._noted is not None else self.start.step if self.start else 0
+        self._noted = step
         has_more = before > self.keep_from_step
         self.keep_from_step = max(self.keep_from_step, before)
         return has_more

@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from coordinator.run.events import Entry, EventSink
-from coordinator.run.node_client import AgentCalls
+from coordinator.run.driver import Participants
+from coordinator.run.events import EventSink
 from coordinator.run.result_files import result_folder, users_folders
 from ringtune.costs.memory_sizes import DTYPE_BYTES
 from ringtune.costs.profile import KindFacts, ModelFacts
@@ -99,7 +99,7 @@ class ExpectedResult(NamedTuple):
         private = range(self.part.placement.private_blocks if node == self.holder else 0)
         helped = self.part.placement.helped_by(node) if self.sets() else ()
         return frozenset(
-            (*self.blocks(node), *private, *(one for each in helped for one in range(each.start, each.stop)))
+            (*self.blocks(node), *private, *(block for each in helped for block in range(each.start, each.stop)))
         )
 
     @property
@@ -175,39 +175,39 @@ class ExpectedResult(NamedTuple):
         return sizes.adapter_block_bytes // DTYPE_BYTES[self.job.model.dtype]
 
 
-def check_parts(files: Mapping[str, Mapping[str, Pieces]], wanted: ExpectedResult) -> None:
+def check_parts(files: Mapping[str, Mapping[str, Pieces]], expected: ExpectedResult) -> None:
     """Check the files (content by file name, by node) against the expected result; raises ``IntegrityError``."""
     seen: dict[tuple[str, int], FirstOccurrences] = {}
-    totals: dict[str, Counter[int | None]] = {path: Counter() for path in wanted.sets()}
-    for node, own in sorted(files.items()):
-        check_part(node, own, wanted, seen, totals)
+    totals: dict[str, Counter[int | None]] = {path: Counter() for path in expected.sets()}
+    for node, sent in sorted(files.items()):
+        check_part(node, sent, expected, seen, totals)
     for path, counts in totals.items():
-        blocks = range(wanted.part.placement.private_blocks, wanted.part.course.num_blocks)
-        _check_counts("the nodes sent", path, {block: counts[block] for block in blocks}, wanted)
+        blocks = range(expected.part.placement.private_blocks, expected.part.course.num_blocks)
+        _check_counts("the nodes sent", path, {block: counts[block] for block in blocks}, expected)
 
 
 def check_part(
     node: str,
     files: Mapping[str, Pieces],
-    wanted: ExpectedResult,
+    expected: ExpectedResult,
     seen: dict[tuple[str, int], FirstOccurrences],
     totals: Mapping[str, Counter[int | None]],
 ) -> None:
     """Check the files of one node, and add them to what was ``seen`` and to ``totals``; raises ``IntegrityError``."""
-    sends = (wanted.blocks(node) and not wanted.may_lack) or node == wanted.sends_invertible
-    needed = (*(wanted.paths() if sends else ()), *(wanted.head_files() if node == wanted.holder else ()))
+    sends = (expected.blocks(node) and not expected.may_lack) or node == expected.sends_invertible
+    needed = (*(expected.paths() if sends else ()), *(expected.head_files() if node == expected.holder else ()))
     if missing := [path for path in needed if path not in files]:
         raise _refused(f"node {node} sent no {missing[0]}")
     for path, content in sorted(files.items()):
         name, where = path.rpartition("/")[2], f"{path} of node {node}"
         if name in (ADAPTER_FILE, BLOCKS_FILE, HEAD_FILE, WEIGHTS_FILE):
             tensors = TensorFile(content, where=where, max_header_bytes=MAX_HEADER_BYTES)
-            numbers = wanted.block_numbers(path)
-            found = _counted(node, path, tensors, wanted, seen.setdefault((name, numbers), {}))
+            numbers = expected.block_numbers(path)
+            counts = _counted(node, path, tensors, expected, seen.setdefault((name, numbers), {}))
             if path in totals:
-                totals[path].update(found)
+                totals[path].update(counts)
             else:
-                _check_counts(f"node {node} sent", path, found, wanted)
+                _check_counts(f"node {node} sent", path, counts, expected)
         elif name in _CONFIGS:
             if content.size_bytes > MAX_CONFIG_BYTES:
                 raise _refused(f"{where} has {content.size_bytes:,} bytes, {MAX_CONFIG_BYTES:,} are allowed")
@@ -215,25 +215,25 @@ def check_part(
 
 
 def _counted(
-    node: str, path: str, tensors: TensorFile, wanted: ExpectedResult, seen: FirstOccurrences
+    node: str, path: str, tensors: TensorFile, expected: ExpectedResult, seen: FirstOccurrences
 ) -> dict[int | None, int]:
     """Check each tensor of a file; return the numbers by block, None = outside of blocks."""
-    dtype, blocks = _DTYPES[wanted.job.model.dtype], wanted.may_send(node)
-    is_holder, is_whole = node == wanted.holder, path == WEIGHTS_FILE
-    found: dict[int | None, int] = dict.fromkeys(wanted.blocks(node), 0)
-    if path == ADAPTER_FILE and node == wanted.sends_invertible:
-        found[None] = 0
+    dtype, blocks = _DTYPES[expected.job.model.dtype], expected.may_send(node)
+    is_holder, is_whole = node == expected.holder, path == WEIGHTS_FILE
+    counts: dict[int | None, int] = dict.fromkeys(expected.blocks(node), 0)
+    if path == ADAPTER_FILE and node == expected.sends_invertible:
+        counts[None] = 0
     for name, info in tensors.infos.items():
         block = None if path == HEAD_FILE else block_of(name)
         where = f"node {node} sent {path} with tensor {shown(name)}"
-        if block is None and not (is_holder and (is_whole or path == HEAD_FILE)) and None not in found:
+        if block is None and not (is_holder and (is_whole or path == HEAD_FILE)) and None not in counts:
             raise _refused(f"{where}, which it may not send")
         if block is not None and block not in blocks:
             raise _refused(f"{where} of a block that it may not send")
         if info.dtype != dtype and not (block is None and is_whole):
             raise _refused(f"{where} in numbers of type {info.dtype} instead of {dtype}")
         if block is not None:
-            unlike_in = f"{block}." if wanted.is_unlike else ""
+            unlike_in = f"{block}." if expected.is_unlike else ""
             first = seen.setdefault(
                 unlike_in + name.partition(f".{block}.")[2], FirstOccurrence(info.shape, node, block)
             )
@@ -244,21 +244,21 @@ def _counted(
                 )
         if not is_finite(tensors.tensor(name).data, info.dtype):
             raise _refused(f"{where}, which has numbers that are not finite")
-        found[block] = found.get(block, 0) + math.prod(info.shape)
-    return found
+        counts[block] = counts.get(block, 0) + math.prod(info.shape)
+    return counts
 
 
-def _check_counts(who: str, path: str, found: Mapping[int | None, int], wanted: ExpectedResult) -> None:
+def _check_counts(who: str, path: str, counts: Mapping[int | None, int], expected: ExpectedResult) -> None:
     """Compare the numbers by block with the planned ones."""
-    counted = wanted.block_numbers(path)
-    least = 0 if wanted.may_lack else min(1, counted) if wanted.is_unlike else counted
-    for block, count in found.items():
+    counted = expected.block_numbers(path)
+    least = 0 if expected.may_lack else min(1, counted) if expected.is_unlike else counted
+    for block, count in counts.items():
         if block is None:
-            lowest, highest = wanted.outside_numbers(path)
+            lowest, highest = expected.outside_numbers(path)
         elif path == HEAD_FILE:
             continue
         else:
-            lowest, highest = least, wanted.max_numbers(counted)
+            lowest, highest = least, expected.max_numbers(counted)
         if not lowest <= count <= highest:
             what = "outside of blocks" if block is None else f"in block {block}"
             raise _refused(f"{who} {path} with {count:,} numbers {what}, but the plan has {highest:,}")
@@ -300,8 +300,8 @@ class Results:
     def most_bytes(self, command: rd.Collect, job: Job, part: Plan) -> int:
         """Expect what a node is about to be asked for; return the upper bound of its bytes."""
         self._holder = command.node if command.with_head else self._holder
-        self._wanted = wanted = ExpectedResult(job, part, self.model, self._holder) if self.model else None
-        return wanted.most_bytes(command.node) if wanted else _MAX_RESULT_BYTES
+        self._wanted = expected = ExpectedResult(job, part, self.model, self._holder) if self.model else None
+        return expected.most_bytes(command.node) if expected else _MAX_RESULT_BYTES
 
     def take(self, node: str, files: dict[str, Pieces]) -> None:
         """Take a node's files in its folder; raises ``IntegrityError`` where they are not what it has to send."""
@@ -330,10 +330,10 @@ class Results:
             check_parts(sent, ExpectedResult(job, part, self.model, self._holder))
         result = result_of(job)
         if users := part.course.user_sets:
-            found = users_folders(sent, {user: result_of_user(job, user) for user in users})
+            files = users_folders(sent, {user: result_of_user(job, user) for user in users})
         else:
-            found = {f"{result.folder}/{name}": made for name, made in result_folder(sent, result).items()}
-        for path, content in sorted(found.items()):
+            files = {f"{result.folder}/{name}": made for name, made in result_folder(sent, result).items()}
+        for path, content in sorted(files.items()):
             for chunk in cut_pieces(below + path, content):
                 emit(control_pb2.RunEvent(file=chunk))
 
@@ -344,24 +344,16 @@ class Results:
 
 
 class ResultCollector:
-    """Results of the nodes of one run: the last one, and the best one, unless the nodes keep that on their disks.
+    """Results of the nodes of one run: the last one, and the best one, unless the nodes keep that on their disks."""
 
-    Args:
-        put: queues an entry for the run's thread.
-        hear: queues what a node says, which becomes events as they are read.
-    """
-
-    def __init__(
-        self, job: Job, put: Callable[[Entry], None], hear: Callable[[str, Iterator[rd.Event]], None], emit: EventSink
-    ) -> None:
-        self._job, self._put, self._hear, self._emit = job, put, hear, emit
+    def __init__(self, participants: Participants, job: Job) -> None:
+        self._participants, self._job, self._emit = participants, job, participants.output.emit
         self.last = Results()
         self._number, self._best, self._best_step = 0, Results(), 0
 
     def carry_out(
         self,
         command: rd.Collect | rd.CollectBest | rd.LogBest,
-        calls: Mapping[str, AgentCalls],
         part: Plan,
         *,
         needed_steps: Collection[int] = (),
@@ -375,10 +367,10 @@ class ResultCollector:
             StorageError: no room.
         """
         if isinstance(command, rd.Collect):
-            self._ask(self.last, command, calls, part, lambda files: self._take_last(command.node, files))
+            self._ask(self.last, command, part, lambda files: self._take_last(command.node, files))
             return
         if isinstance(command, rd.CollectBest):
-            self._ask_best(command, calls, part, needed_steps)
+            self._ask_best(command, part, needed_steps)
             return
         if command.number != self._number:
             raise PlanError(f"the best result of step {command.step} is not the received one; please report this")
@@ -389,9 +381,7 @@ class ResultCollector:
         self._tell(command.step, is_result=False)
         self._best.drop()
 
-    def _ask_best(
-        self, command: rd.CollectBest, calls: Mapping[str, AgentCalls], part: Plan, needed_steps: Collection[int]
-    ) -> None:
+    def _ask_best(self, command: rd.CollectBest, part: Plan, needed_steps: Collection[int]) -> None:
         node, step, number, with_head, with_private = command
         if number != self._number:
             self._best.drop()
@@ -399,7 +389,6 @@ class ResultCollector:
         self._ask(
             self._best,
             rd.Collect(node, with_head, with_private, step if self._job.keeps_best_on_disk else 0),
-            calls,
             part,
             lambda files: self._take_best(node, number, files),
             goes_on=True,
@@ -410,20 +399,19 @@ class ResultCollector:
         self,
         results: Results,
         command: rd.Collect,
-        calls: Mapping[str, AgentCalls],
         part: Plan,
         read: Callable[[dict[str, Pieces]], Iterator[rd.Event]],
         **more: Any,
     ) -> None:
         """Request a node's trained tensors; ``more`` are fields of the request."""
         node, with_head, with_private, best_step = command
-        calls[node].collect(
+        self._participants.calls[node].collect(
             control_pb2.CollectRequest(with_head=with_head, with_private=with_private, best_step=best_step, **more),
             results.folder_of(node),
             max_bytes=results.most_bytes(command, self._job, part),
             users=part.course.user_sets,
-            on_result=lambda files: self._hear(node, read(files)),
-            on_progress=lambda: self._put(rd.Progressed(node)),
+            on_result=lambda files: self._participants.hear(node, read(files)),
+            on_progress=lambda: self._participants.queue.put(rd.Progressed(node)),
         )
 
     def _take_last(self, node: str, files: dict[str, Pieces]) -> Iterator[rd.Event]:

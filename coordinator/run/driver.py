@@ -1,4 +1,4 @@
-"""Base of a run and a measurement: members, calls, one thread, events for the submitter, and a status.
+"""The thread of a run or measurement, its nodes, its events for the submitter, and its status.
 
 ::
 
@@ -15,7 +15,6 @@ method that does not move needs its own nodes, and ends.
 
 from __future__ import annotations
 
-import abc
 import json
 import logging
 import queue
@@ -23,7 +22,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 from coordinator.run.events import EventSink, Outbox
 from coordinator.run.members import (
@@ -42,7 +42,6 @@ from coordinator.run.requests import RunRequest, invited
 from coordinator.run.run_text import LastStep
 from ringtune.config.sections import SKIP_OWNER
 from ringtune.errors import (
-    FrameError,
     InterruptedRunError,
     RingTuneError,
     StorageError,
@@ -178,42 +177,245 @@ _RELEASE_WAIT_S = 4.0
 _COMING_S = 2.0  # nodes that are about to join are not worth a line
 
 
-class Driver(abc.ABC):
-    """One piece of work on members, from its request to its last event; subclasses are a run and a measurement.
+class EventOutput:
+    """The events of a run or measurement: to its status board, its readers, and its keeper or else its submitter.
+
+    Attributes, which are set before the work begins:
+        keeper: gets all events in place of the submitter; an error of it ends the work. None = there is none.
+        listeners: readers of all events.
+        onlookers: readers of the actions of each turn, which are neither sent nor kept.
+    """
+
+    def __init__(self, run_id: str) -> None:
+        self.board = StatusBoard(run_id)
+        self.outbox = Outbox()
+        self.keeper: EventSink | None = None
+        self.listeners: list[EventSink] = []
+        self.onlookers: list[EventSink] = []
+        self._run_id = run_id
+
+    def emit(self, event: control_pb2.RunEvent) -> None:
+        """Send an event; raises what the keeper raises, or ``InterruptedRunError`` without one."""
+        self.board.take(event)
+        self.tell(self.listeners, event)
+        (self.keeper or self.outbox.emit)(event)
+
+    def note(self, text: str) -> None:
+        """Send a sentence for the user."""
+        self.emit(control_pb2.RunEvent(note=text))
+
+    def tell(self, sinks: Sequence[EventSink], event: control_pb2.RunEvent) -> None:
+        """Pass an event to readers; their errors are logged."""
+        for sink in sinks:
+            try:
+                sink(event)
+            except Exception:
+                _LOG.exception("%s: a reader of events failed; the run continues", self._run_id)
+
+
+class MemberJoined(NamedTuple):
+    """A node has joined the coordinator during the work, for the first time or again."""
+
+    member: Member
+
+
+class Heard(NamedTuple):
+    """What a node says in a report or an answer; ``events`` parses it, and raises ``IntegrityError``."""
+
+    node: str
+    events: Iterator[rd.Event]
+
+
+class ManifestKept(NamedTuple):
+    """The submitter has the manifest of the checkpoint of this step on disk."""
+
+    step: int
+
+
+class Participants:
+    """The nodes of a run or measurement, the calls to them, and the queue and the events of its thread.
 
     Args:
         run_id: name under which nodes keep what they have read, until they are released.
         lease_s: a node without a heartbeat for so long is lost.
+        without: lost processes, which are not taken during the first lease: by node its random ``instance``.
+
+    Attributes:
+        now_s: clock of timers and deadlines; time in which this process stood still does not count.
+        nodes: those that take part and are not released.
+        accused: returns the node that a node's error names as its cause, if the work may go on without it; else empty.
+    """
+
+    def __init__(
+        self, run_id: str, members: Members, *, lease_s: float, without: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        self.run_id, self.members, self.lease_s, self.without = run_id, members, lease_s, without
+        self.started_s, self.now_s = time.monotonic(), WakingClock()
+        self.queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.output = EventOutput(run_id)
+        self.calls: dict[str, AgentCalls] = {}
+        self.models = AgreedModel(lambda: members.model_manifest(run_id))
+        self.instances: dict[str, str] = {}
+        self.nodes: frozenset[str] = frozenset()
+        self.accused: Callable[[RingTuneError], str] = lambda error: ""
+        self._releases: dict[str, Future[None]] = {}
+
+    def next_entry(self) -> Any:
+        """Take the next entry of the queue; None after ``TICK_S`` without one."""
+        try:
+            return self.queue.get(timeout=TICK_S)
+        except queue.Empty:
+            return None
+
+    def hear(self, node: str, events: Iterator[rd.Event]) -> None:
+        """Queue what a node says; a node with an impossible event has failed."""
+        self.queue.put(Heard(node, events))
+
+    def node_failed(self, node: str, error: RingTuneError) -> None:
+        """Queue that a node has failed or ended, unless it was lost before; from any thread."""
+        if node in self.without and node not in self.calls:
+            return
+        text = naming_node(node, str(error))
+        self.queue.put(rd.NodeFailed(node, type(error).__name__, text, self.accused(error)))
+
+    def recruit(
+        self,
+        request: RunRequest,
+        named: Sequence[str] = (),
+        *,
+        returning: Callable[[Sequence[Member], Sequence[Member]], tuple[Member, ...]] = lambda chosen, living: (),
+    ) -> tuple[Member, ...]:
+        """Wait for the members of a request, or exactly those that are ``named``, and open the calls to them.
+
+        ``returning`` gets the chosen and the living members; it returns which of the living ones are taken too.
+        Raises ``RingTuneError``: too few have joined in time, a node failed, or the work was stopped.
+        """
+        emit = self.output.emit
+        emit(control_pb2.RunEvent(run_id=self.run_id))
+        emit(control_pb2.RunEvent(job_toml=request.job.to_toml()))
+        emit(control_pb2.RunEvent(state="joining"))
+        chosen, living = self._await_members(request, named)
+        members = (*chosen, *returning(chosen, living))
+        emit(control_pb2.RunEvent(members_json=json.dumps([member.node for member in members])))
+        self.instances |= {member.node: member.instance for member in members}
+        for member in members:
+            self.calls[member.node] = AgentCalls(
+                member.node,
+                member.address,
+                self.run_id,
+                lease_s=self.lease_s,
+                wait_s=request.job.runtime.wait_s,
+                on_failure=self.node_failed,
+                nodes=sorted(self.instances),
+                models=self.models,
+            )
+        self.nodes = frozenset(self.calls)
+        return members
+
+    def _await_members(
+        self, request: RunRequest, named: Sequence[str]
+    ) -> tuple[tuple[Member, ...], tuple[Member, ...]]:
+        """Return the chosen members, and the living ones from which others may be taken too."""
+        num_nodes, join_s, resume = request.num_nodes, request.join_s, request.resume
+        absent = AbsentNodes(resume, request.job) if resume is not None else None
+        deadline_s, is_told = self.started_s + join_s, False
+        while True:
+            # by the end of a lease a process that is lost is no member any more, and one that came back is
+            is_first_lease = time.monotonic() < self.started_s + self.lease_s
+            gone = self.without if is_first_lease else {}
+            here = (each for each in self.members.living() if each.instance != gone.get(each.node))
+            living = invited(tuple(here), request.evaluation)
+            chosen = choose_named(living, named) if named else choose_members(living, num_nodes)
+            if chosen is not None:
+                check_reachable(chosen)
+                return chosen, living
+            names = [member.node for member in living]
+            if named and absent is not None and not is_told and time.monotonic() >= self.started_s + _COMING_S:
+                is_told = True
+                hosts_s = min(join_s, self.lease_s) if self.without else join_s
+                self.output.note(absent.waits(names, named, join_s, hosts_s=hosts_s))
+            is_late = time.monotonic() >= deadline_s
+            # a lost host is not waited for again; others that are silent for a moment have a lease to come back
+            is_known = self.without and not (is_first_lease and {*named} - {*names} - self.without.keys())
+            if named and absent is not None and (is_late or is_known):
+                members = choose_named(living, absent.instead(names, named))
+                if members:
+                    check_reachable(members)
+                    return members, ()
+            if named and is_late:
+                is_given = request.plan is not None and resume is None
+                raise missing_nodes_error(living, named, join_s, has_given_plan=is_given)
+            if not named and (not num_nodes or is_late):
+                raise too_few_nodes_error(living, num_nodes, join_s)
+            raise_if_over(self.next_entry())
+
+    def admit(self, member: Member, calls: AgentCalls) -> str:
+        """Take a node into the work; return the former process (``instance``) of its name, empty = none."""
+        before = self.instances.get(member.node, "")
+        if member.node in self.calls:
+            self.calls[member.node].close()
+        self.calls[member.node], self.instances[member.node] = calls, member.instance
+        self._releases.pop(member.node, None)
+        self.nodes |= {member.node}
+        return before
+
+    def silent_nodes(self) -> Iterator[tuple[str, str]]:
+        """Yield each node without a lease, with the message that it is lost."""
+        for node in sorted(self.nodes):
+            silent_s = self.members.silent_for_s(node, self.instances[node])
+            if silent_s >= self.lease_s:
+                yield node, lost_message(node, silent_s, self.lease_s)
+
+    def release(self, node: str, reason: str, *, is_finished: bool = False) -> None:
+        """Release a node from the work, whatever else goes on."""
+        self.nodes -= {node}
+        self._releases[node] = self.calls[node].release(reason, is_finished=is_finished)
+
+    def release_all(self, reason: str) -> None:
+        """Release all nodes that are not released yet, and close the calls."""
+        for node in [node for node in self.calls if node not in self._releases]:
+            self.release(node, reason)
+        wait(self._releases.values(), timeout=_RELEASE_WAIT_S)
+        for calls in self.calls.values():
+            calls.close()
+
+
+class Work(Protocol):
+    """A run or a measurement, as its driver sees it."""
+
+    def drive(self) -> RingTuneError | None:
+        """Do the work, on the driver's thread; return the error of a failure, None after success."""
+
+    def report(self, request: control_pb2.ReportRequest) -> None:
+        """Take a node's report, from any thread; raises ``RingTuneError``."""
+
+    def begin_after(self, failed: RingTuneError) -> Driver | None:
+        """Begin the work that goes on in place of this one, which has failed; None = the failure is the end."""
+
+    def finish_files(self) -> None:
+        """Complete the growing files, however the work ended."""
+
+
+class Driver:
+    """The thread of a run or measurement, from the request to the last event, as the coordinator sees it.
+
+    Args:
+        participants: nodes, queue and events of the work.
+        work: what the thread does; it takes orders and answers from the queue.
         on_end: called once, when every node is released.
 
     Attributes:
-        without: lost processes, which are not taken during the first lease: by node its random ``instance``.
         after: the work that goes on in place of this one, which has failed; None = there is none.
     """
 
-    def __init__(self, run_id: str, members: Members, *, lease_s: float, on_end: Callable[[], None]) -> None:
-        self.run_id = run_id
-        self.without: Mapping[str, str] = {}
+    def __init__(self, participants: Participants, work: Work, on_end: Callable[[], None]) -> None:
+        self.run_id, self.board = participants.run_id, participants.output.board
+        self.participants, self.work = participants, work
         self.after: Driver | None = None
         self._stop_reason = self._drain_reason = ""
         self._handing_over = threading.Lock()  # a wish is passed on once, by whoever asks or by this one's thread
-        self.board = StatusBoard(run_id)
-        self._members = members
-        self._lease_s = lease_s
-        self._on_end = on_end
-        self._started_s = time.monotonic()
-        self._now_s = WakingClock()  # of timers and deadlines: those in which this process stood still are none
-        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._outbox = Outbox()
-        self._listeners: list[EventSink] = []
-        self._onlookers: list[EventSink] = []
-        self._keeper: EventSink | None = None
-        self._calls: dict[str, AgentCalls] = {}
-        self._models = AgreedModel(lambda: members.model_manifest(run_id))
-        self._instances: dict[str, str] = {}
-        self.nodes: frozenset[str] = frozenset()  # those that take part and are not released
-        self._releases: list[Future[None]] | None = None
-        self._thread = threading.Thread(target=self._run, name=f"drive-{run_id}", daemon=True)
+        self._output, self._on_end = participants.output, on_end
+        self._thread = threading.Thread(target=self._run, name=f"drive-{self.run_id}", daemon=True)
 
     # ---- from other threads -----------------------------------------------------------------------
 
@@ -227,48 +429,23 @@ class Driver(abc.ABC):
             self._stop_reason, after = reason, self.after
         if after is not None:
             after.stop(reason)
-        self._queue.put(rd.RunStopRequested(reason))
-
-    def listen(self, sink: EventSink, *, closely: bool = False) -> None:
-        """Add a reader of all events, before ``start``; with ``closely`` it also gets the actions of each turn.
-
-        These are neither sent nor kept.
-        """
-        self._listeners.append(sink)
-        if closely:
-            self._onlookers.append(sink)
-
-    def keep(self, keeper: EventSink) -> None:
-        """Send all events to a keeper in place of the submitter; call it before ``start``.
-
-        An error of the keeper ends the work.
-        """
-        self._keeper = keeper
+        self.participants.queue.put(rd.RunStopRequested(reason))
 
     def drain(self, reason: str) -> None:
-        """Ask for an orderly end; work without checkpoints ends at once."""
-        self.stop(reason)
+        """Ask for the end after the granted turns, with a checkpoint; without checkpoints, or asked again, at once."""
+        with self._handing_over:
+            self._drain_reason, after = reason, self.after
+        if after is not None:
+            after.drain(reason)
+        self.participants.queue.put(rd.DrainRequested(reason))
 
-    def noted(self, step: int) -> None:  # noqa: B027 - a measurement has no checkpoints
-        """Note that the submitter has a manifest on disk; work without checkpoints ignores it."""
+    def noted(self, step: int) -> None:
+        """Queue that the submitter has the manifest of the checkpoint of ``step`` on disk."""
+        self.participants.queue.put(ManifestKept(step))
 
-    def joined(self, member: Member) -> None:  # noqa: B027 - a measurement keeps its first members
-        """Note that a node has joined the coordinator during the work, for the first time or again."""
-
-    def node_failed(self, node: str, error: RingTuneError) -> None:
-        """Queue that a node has failed or ended, unless it was lost before."""
-        if node in self.without and node not in self._calls:
-            return
-        text = naming_node(node, str(error))
-        self._queue.put(rd.NodeFailed(node, type(error).__name__, text, self._accused(error)))
-
-    def _accused(self, error: RingTuneError) -> str:
-        """Return the node that a node's error names as its cause, if the work may go on without it; else empty."""
-        return ""
-
-    def report(self, request: control_pb2.ReportRequest) -> None:
-        """Refuse a node's report; ``RunDriver`` takes reports instead; raises ``FrameError``."""
-        raise FrameError(f"{self.run_id} is a measurement; node {request.node} can't report a run of it")
+    def joined(self, member: Member) -> None:
+        """Queue that a node has joined the coordinator."""
+        self.participants.queue.put(MemberJoined(member))
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the end of the work; False after ``timeout_s``."""
@@ -277,7 +454,7 @@ class Driver(abc.ABC):
 
     def events(self) -> Iterator[control_pb2.RunEvent]:
         """Yield the events for the submitter until the end; none where a keeper takes them."""
-        yield from self._outbox.events()
+        yield from self._output.outbox.events()
         if self.after is not None:
             yield from self.after.events()
 
@@ -286,185 +463,57 @@ class Driver(abc.ABC):
     def _run(self) -> None:
         outcome: RingTuneError | None
         try:
-            outcome = self._drive()
+            outcome = self.work.drive()
         except RingTuneError as error:
             outcome = error
         except Exception as error:
-            outcome = self._bug(error)
-        if isinstance(outcome, InterruptedRunError):
-            outcome = InterruptedRunError(self._stopped(str(outcome)))
+            outcome = error_of_bug(self.run_id, error)
         try:
-            self._release_all(str(outcome or "the run is done"))
+            self.participants.release_all(str(outcome or "the run is done"))
         finally:
             try:
                 if outcome is not None:
-                    after = self._begin_after(outcome)
-                    with self._handing_over:
-                        self.after, stopped, drained = after, self._stop_reason, self._drain_reason
-                    if after is not None and stopped:
-                        after.stop(stopped)
-                    elif after is not None and drained:
-                        after.drain(drained)
+                    self._hand_over(outcome)
                 self._on_end()  # before the last event: its reader may submit the next run
                 if self.after is None:
                     self._log_outcome(outcome)
             finally:
-                self._outbox.close()  # else the submitter would wait for ever
+                self._output.outbox.close()  # else the submitter would wait for ever
 
-    @abc.abstractmethod
-    def _drive(self) -> RingTuneError | None:
-        """Do the work; return the error of a failure, None after success."""
-
-    def _stopped(self, reason: str) -> str:
-        """Add the saved state of the work to the reason of a stop."""
-        return reason
-
-    def _begin_after(self, failed: RingTuneError) -> Driver | None:
-        """Begin the work that goes on in place of this one, which has failed; None = the failure is the end."""
-        return None
-
-    def _finish_files(self) -> None:  # noqa: B027 - a measurement has none
-        """Complete the growing files."""
-
-    def _emit(self, event: control_pb2.RunEvent) -> None:
-        self.board.take(event)
-        self._tell(self._listeners, event)
-        if self._keeper is None:
-            self._outbox.emit(event)
-        else:
-            self._keeper(event)
-
-    def _note(self, text: str) -> None:
-        self._emit(control_pb2.RunEvent(note=text))
-
-    def _tell(self, sinks: Sequence[EventSink], event: control_pb2.RunEvent) -> None:
-        for sink in sinks:
-            try:
-                sink(event)
-            except Exception:
-                _LOG.exception("%s: a reader of events failed; the run continues", self.run_id)
-
-    def _next(self) -> Any:
-        """Take the next entry of the queue; None after ``TICK_S`` without one."""
-        try:
-            return self._queue.get(timeout=TICK_S)
-        except queue.Empty:
-            return None
-
-    # ---- members ----------------------------------------------------------------------------------
-
-    def _recruit(self, request: RunRequest, named: Sequence[str] = ()) -> tuple[Member, ...]:
-        """Wait for the members of a request, or exactly those that are ``named``, and open the calls to them.
-
-        Raises ``RingTuneError``: too few have joined in time, a node failed, or the work was stopped.
-        """
-        self._emit(control_pb2.RunEvent(run_id=self.run_id))
-        self._emit(control_pb2.RunEvent(job_toml=request.job.to_toml()))
-        self._emit(control_pb2.RunEvent(state="joining"))
-        members = self._await_members(request, named)
-        self._emit(control_pb2.RunEvent(members_json=json.dumps([member.node for member in members])))
-        self._instances = {member.node: member.instance for member in members}
-        self._calls = {
-            member.node: AgentCalls(
-                member.node,
-                member.address,
-                self.run_id,
-                lease_s=self._lease_s,
-                wait_s=request.job.runtime.wait_s,
-                on_failure=self.node_failed,
-                nodes=sorted(self._instances),
-                models=self._models,
-            )
-            for member in members
-        }
-        self.nodes = frozenset(self._calls)
-        return members
-
-    def _await_members(self, request: RunRequest, named: Sequence[str]) -> tuple[Member, ...]:
-        num_nodes, join_s, resume = request.num_nodes, request.join_s, request.resume
-        absent = AbsentNodes(resume, request.job) if resume is not None else None
-        deadline_s, is_told = self._started_s + join_s, False
-        while True:
-            # by the end of a lease a process that is lost is no member any more, and one that came back is
-            is_first_lease = time.monotonic() < self._started_s + self._lease_s
-            gone = self.without if is_first_lease else {}
-            here = (each for each in self._members.living() if each.instance != gone.get(each.node))
-            living = invited(tuple(here), request.evaluation)
-            chosen = choose_named(living, named) if named else choose_members(living, num_nodes)
-            if chosen is not None:
-                check_reachable(chosen)
-                return (*chosen, *self._returning(chosen, living))
-            names = [member.node for member in living]
-            if named and absent is not None and not is_told and time.monotonic() >= self._started_s + _COMING_S:
-                is_told = True
-                hosts_s = min(join_s, self._lease_s) if self.without else join_s
-                self._emit(control_pb2.RunEvent(note=absent.waits(names, named, join_s, hosts_s=hosts_s)))
-            is_late = time.monotonic() >= deadline_s
-            # a lost host is not waited for again; others that are silent for a moment have a lease to come back
-            is_known = self.without and not (is_first_lease and {*named} - {*names} - self.without.keys())
-            if named and absent is not None and (is_late or is_known):
-                members = choose_named(living, absent.instead(names, named))
-                if members:
-                    check_reachable(members)
-                    return members
-            if named and is_late:
-                is_given = request.plan is not None and resume is None
-                raise missing_nodes_error(living, named, join_s, has_given_plan=is_given)
-            if not named and (not num_nodes or is_late):
-                raise too_few_nodes_error(living, num_nodes, join_s)
-            raise_if_over(self._next())
-
-    def _returning(self, chosen: Sequence[Member], living: Sequence[Member]) -> tuple[Member, ...]:
-        """Return those of ``living`` that are taken beside the ``chosen`` members, because they are there."""
-        return ()
-
-    def _admit(self, member: Member, calls: AgentCalls) -> str:
-        """Take a node into the work; return the former process (``instance``) of its name, empty = none."""
-        before = self._instances.get(member.node, "")
-        if member.node in self._calls:
-            self._calls[member.node].close()
-        self._calls[member.node], self._instances[member.node] = calls, member.instance
-        self.nodes |= {member.node}
-        return before
-
-    def _silent_nodes(self) -> Iterator[tuple[str, str]]:
-        """Yield each node without a lease, with the message that it is lost."""
-        for node in sorted(self.nodes):
-            silent_s = self._members.silent_for_s(node, self._instances[node])
-            if silent_s >= self._lease_s:
-                yield node, lost_message(node, silent_s, self._lease_s)
-
-    # ---- the end ----------------------------------------------------------------------------------
-
-    def _release_all(self, reason: str) -> None:
-        if self._releases is None:
-            self._releases = [calls.release(reason) for calls in self._calls.values()]
-        wait(self._releases, timeout=_RELEASE_WAIT_S)
-        for calls in self._calls.values():
-            calls.close()
+    def _hand_over(self, failed: RingTuneError) -> None:
+        """Let other work go on in place of this one, if it can; pass on to it what is asked meanwhile."""
+        after = None if self._stop_reason or self._drain_reason else self.work.begin_after(failed)
+        with self._handing_over:
+            self.after, stopped, drained = after, self._stop_reason, self._drain_reason
+        if after is not None and stopped:
+            after.stop(stopped)
+        elif after is not None and drained:
+            after.drain(drained)
 
     def _log_outcome(self, outcome: RingTuneError | None) -> None:
         try:
-            self._finish_files()
+            self.work.finish_files()
         except StorageError as error:  # the keeper's disk is full
             outcome = outcome or error
         except InterruptedRunError as error:
             _LOG.info("%s: %s", self.run_id, error)
             return
         except Exception as error:  # without a last event whoever follows the run would wait for ever
-            outcome = outcome or self._bug(error)
+            outcome = outcome or error_of_bug(self.run_id, error)
         try:
             if outcome is None:
-                self._emit(control_pb2.RunEvent(done=True))
+                self._output.emit(control_pb2.RunEvent(done=True))
             else:
                 failure = control_pb2.RunFailure(error=type(outcome).__name__, message=str(outcome))
-                self._emit(control_pb2.RunEvent(failure=failure))
+                self._output.emit(control_pb2.RunEvent(failure=failure))
         except InterruptedRunError as error:
             _LOG.info("%s: %s", self.run_id, error)
 
-    def _bug(self, error: Exception) -> RingTuneError:
-        _LOG.error("%s failed by a bug", self.run_id, exc_info=error)
-        return internal_error(error)
+
+def error_of_bug(run_id: str, error: Exception) -> RingTuneError:
+    """Log an error that nobody foresaw; return the one for the user."""
+    _LOG.error("%s failed by a bug", run_id, exc_info=error)
+    return internal_error(error)
 
 
 def raise_if_over(entry: object) -> None:

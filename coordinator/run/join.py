@@ -21,10 +21,10 @@ from typing import Final, NamedTuple
 
 from coordinator.planner.given_plan import with_given_times
 from coordinator.planner.make_plan import keep_plan
-from coordinator.run.events import Entry
+from coordinator.run.driver import Participants
 from coordinator.run.members import Member, Members, check_reachable, lost_message, machine_of, num_neighbours, rack_of
 from coordinator.run.migration import ReplanSearch
-from coordinator.run.node_client import AgentCalls, AgreedModel, inspect_request, read_facts
+from coordinator.run.node_client import AgentCalls, inspect_request, read_facts
 from coordinator.run.planning import wire_problem
 from coordinator.run.recorder import RunRecorder
 from coordinator.run.recovery import Reports
@@ -112,15 +112,15 @@ def links_of(
 
     None where the profile has none.
     """
-    others = {one.node: one for one in members.living() if one.node in profile.by_name and one.node != member.node}
+    living = {each.node: each for each in members.living() if each.node in profile.by_name}
     if not profile.links:
         return ()
-    everybody = {**others, member.node: member}
-    addresses = {name: one.address for name, one in everybody.items()}
+    everybody = {**living, member.node: member}
+    addresses = {name: each.address for name, each in everybody.items()}
     measured = [link for link in profile.links if not link.is_assumed and member.node not in (link.source, link.target)]
     remembered = members.links.find(addresses, hidden_bytes(request.job, facts.model))
     given = request.profile.links if request.profile is not None else ()
-    machines = {name: machine_of(one) for name, one in everybody.items()}
+    machines = {name: machine_of(each) for name, each in everybody.items()}
     links = with_assumed(tuple(addresses), machines, (*measured, *remembered, *given))
     return tuple(link for link in links if member.node in (link.source, link.target))
 
@@ -132,44 +132,33 @@ class JoinHandler:
     """The nodes that join one run; everything is called on the run's thread.
 
     Args:
+        participants: the nodes of the run, of which a candidate becomes one.
         reports: of the nodes; a new process counts its own from 1.
-        lease_s: a node without a heartbeat for so long is lost.
-        put: queues an entry for the run's thread.
-        nodes: returns the nodes that take part and are not lost.
-        admit: adds a node with its calls to the run; returns the former process of its name.
         addresses: of the run's nodes; those of nodes that join are added.
         shards_run: the run at whose start nodes have kept a digest of their rows.
     """
 
     def __init__(
         self,
-        run_id: str,
+        participants: Participants,
         request: RunRequest,
-        members: Members,
         machine: RunStateMachine,
         reports: Reports,
         *,
-        lease_s: float,
-        put: Callable[[Entry], None],
-        nodes: Callable[[], Set[str]],
         feed: Callable[[rd.Event], None],
-        note: Callable[[str], None],
-        admit: Callable[[Member, AgentCalls], str],
         addresses: dict[str, str],
-        models: AgreedModel,
         shards_run: str,
     ) -> None:
-        self._request, self._members, self._machine, self._reports = request, members, machine, reports
-        self._lease_s, self._put, self._nodes = lease_s, put, nodes
-        self._feed, self._note, self._admit = feed, note, admit
-        self._run_id, self._models, self._shards_run, self._addresses = run_id, models, shards_run, addresses
+        self._participants, self._members = participants, participants.members
+        self._put, self._note = participants.queue.put, participants.output.note
+        self._request, self._machine, self._reports = request, machine, reports
+        self._feed, self._shards_run, self._addresses = feed, shards_run, addresses
         self._candidates: dict[str, JoinCandidate] = {}
         self._early: dict[str, Member] = {}
         self._told: dict[str, str] = {}  # by node, why it was refused last
         self._known: KnownNodes | None = None  # until ``begin``, which also sets the next two
         self._recorder: RunRecorder
         self._replanning: ReplanSearch
-        self._instances: dict[str, str] = {}
         self._has_gathered = False
 
     def begin(self, known: KnownNodes, recorder: RunRecorder, replanning: ReplanSearch) -> None:
@@ -179,7 +168,7 @@ class JoinHandler:
         """
         self._known, self._recorder, self._replanning = known, recorder, replanning
         course = known.plan.course
-        absent = [one.owner.node for one in course.absent] if not course.method.full_parameters else []
+        absent = [dropped.owner.node for dropped in course.absent] if not course.method.full_parameters else []
         there = {member.node: member for member in self._members.living() if member.node in absent}
         for member in (there | self._early).values():
             self._put(functools.partial(self._consider, member))
@@ -199,7 +188,7 @@ class JoinHandler:
         """Inspect members outside of the run, if it waits for any node with room."""
         if self._machine.awaited.needs_room:
             for member in self._members.living():
-                if member.node not in self._nodes() and not member.is_guest:
+                if member.node not in self._participants.nodes and not member.is_guest:
                     self._put(functools.partial(self._consider, member))
 
     # ---- events -----------------------------------------------------------------------------------
@@ -210,11 +199,11 @@ class JoinHandler:
 
     def joined(self, member: Member) -> None:
         """Inspect a node that has joined the coordinator; if it takes part already, its former process is lost."""
-        node, needed = member.node, self._nodes()
+        node, needed = member.node, self._participants.nodes
         if not self._request.is_training or (node in needed and not self._has_gathered):
             return  # it has joined while nodes were gathered, and is among them
         if node in needed:
-            message = lost_message(node, float("inf"), self._lease_s)
+            message = lost_message(node, float("inf"), self._participants.lease_s)
             self._feed(rd.NodeFailed(node, PeerLostError.__name__, message))
         self._machine.joins.note(node)
         if self._known is None:
@@ -224,7 +213,7 @@ class JoinHandler:
 
     def _consider(self, member: Member) -> None:
         """Inspect a member without a part in the run, or note why not: once as long as the reason stays."""
-        node, needed = member.node, self._nodes() - {member.node}
+        node, needed = member.node, self._participants.nodes - {member.node}
         if self._machine.phase in _OVER:
             return
         if why := self._refusal_reason(member, needed):
@@ -246,7 +235,7 @@ class JoinHandler:
         is_awaited, job, plan = self._is_awaited(member.node), self._request.job, self._known.plan
         if why := self._machine.joins.refusal_reason(member.node, is_awaited=is_awaited):
             return why
-        living = {one.node: one for one in self._members.living()}
+        living = {each.node: each for each in self._members.living()}
         try:
             check_reachable([member, *(living[node] for node in sorted(needed) if node in living)])
         except RingTuneError as error:
@@ -261,7 +250,7 @@ class JoinHandler:
             return "it is drained"
         if member.node in self._machine.left_out:
             if not (why := self._machine.return_reason(member.node)):
-                wires = {node: one.wire for node, one in living.items() if node in {member.node, *needed}}
+                wires = {node: each.wire for node, each in living.items() if node in {member.node, *needed}}
                 return wire_problem(job, plan, wires, takes_back=True)
             if self._replanning.why_closed:
                 return f"its rows stay left out: {why}"
@@ -275,16 +264,16 @@ class JoinHandler:
     def _ask(self, member: Member, needed: Set[str]) -> None:
         """Inspect a node, in place of a former process of its name."""
         node, instance = member.node, member.instance
-        others = [one for one in self._members.living() if one.node in needed]
+        others = [each for each in self._members.living() if each.node in needed]
         self._drop(node, "it has joined again")
         calls = AgentCalls(
             node,
             member.address,
-            self._run_id,
-            lease_s=self._lease_s,
+            self._participants.run_id,
+            lease_s=self._participants.lease_s,
             wait_s=self._request.job.runtime.wait_s,
             on_failure=lambda name, error: self._put(lambda: self._failed(name, instance, error)),
-            models=self._models,
+            models=self._participants.models,
         )
         self._candidates[node] = JoinCandidate(member, calls)
         request = inspect_request(
@@ -314,7 +303,7 @@ class JoinHandler:
         candidate = self._take_candidate(node, instance)
         if candidate is not None:
             self._refuse(candidate, str(error))
-        elif self._instances.get(node) == instance and node in self._nodes():
+        elif self._participants.instances.get(node) == instance and node in self._participants.nodes:
             self._feed(rd.NodeFailed(node, type(error).__name__, naming_node(node, str(error))))
 
     def _answered(self, node: str, instance: str, reply: control_pb2.InspectReply) -> None:
@@ -357,11 +346,10 @@ class JoinHandler:
         member, is_awaited = candidate.member, self._is_awaited(facts.node)
         is_left_out = facts.node in self._machine.left_out
         why = self._machine.return_reason(facts.node) if is_left_out else ""
-        if self._admit(member, candidate.calls) != member.instance:
+        if self._participants.admit(member, candidate.calls) != member.instance:
             self._reports.forget(facts.node)
         self._told.pop(facts.node, None)
         self._addresses[facts.node] = member.address
-        self._instances[facts.node] = member.instance
         links = links_of(member, facts, self._replanning.profile, self._members, self._request)
         self._known = dataclasses.replace(known, facts={**known.facts, facts.node: facts})
         self._recorder.joined(facts, links)

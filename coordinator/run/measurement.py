@@ -18,14 +18,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from coordinator.planner.make_plan import agreed_model, make_plan
-from coordinator.run.driver import Driver, raise_if_over
-from coordinator.run.members import LinkCache, Member, Members, machine_of, num_neighbours
+from coordinator.run.driver import Participants, raise_if_over
+from coordinator.run.members import LinkCache, Member, machine_of, num_neighbours
 from coordinator.run.node_client import AgentCalls, inspect_request, read_facts
 from coordinator.run.requests import MeasureRequest, RunRequest
 from ringtune.costs.links import with_assumed
 from ringtune.costs.measurement import Pair, hidden_bytes, link_rounds
 from ringtune.costs.profile import LinkFacts, ModelFacts, NodeFacts, Profile
-from ringtune.errors import CapacityError, IntegrityError, InvalidInputError, PeerLostError
+from ringtune.errors import (
+    CapacityError,
+    FrameError,
+    IntegrityError,
+    InvalidInputError,
+    PeerLostError,
+    RingTuneError,
+)
 from ringtune.ids import naming_node
 from ringtune.job.job import Job
 from ringtune.schedule.course import AS_COMPUTED, FrozenWeights
@@ -183,20 +190,29 @@ class _Answer(NamedTuple):
     value: Any
 
 
-class MeasureDriver(Driver):
-    """One measurement, from its request to its last event."""
+class MeasureWork:
+    """One measurement, as its driver sees it."""
 
-    def __init__(
-        self, run_id: str, request: MeasureRequest, members: Members, *, lease_s: float, on_end: Callable[[], None]
-    ) -> None:
-        super().__init__(run_id, members, lease_s=lease_s, on_end=on_end)
-        self._request = request
+    def __init__(self, participants: Participants, request: MeasureRequest) -> None:
+        self._participants, self._request = participants, request
+        self._calls, self._emit = participants.calls, participants.output.emit
         self._chosen: tuple[Member, ...] = ()
 
-    def _drive(self) -> None:
+    def report(self, request: control_pb2.ReportRequest) -> None:
+        """Refuse a node's report; raises ``FrameError``."""
+        raise FrameError(f"{self._participants.run_id} is a measurement; node {request.node} can't report a run of it")
+
+    def begin_after(self, failed: RingTuneError) -> None:
+        """Let the failure be the end."""
+
+    def finish_files(self) -> None:
+        """Do nothing: there are none."""
+
+    def drive(self) -> None:
+        """Measure nodes and links, and send the profile; raises ``RingTuneError``."""
         request = self._request
-        members = self._recruit(RunRequest(request.job, num_nodes=request.num_nodes, join_s=request.join_s))
-        self._chosen = tuple(sorted(members, key=lambda member: member.node))
+        recruits = RunRequest(request.job, num_nodes=request.num_nodes, join_s=request.join_s)
+        self._chosen = tuple(sorted(self._participants.recruit(recruits), key=lambda member: member.node))
         self._emit(control_pb2.RunEvent(state="measuring nodes"))
         facts = self._measure_nodes()
         agreed_model(facts)
@@ -205,7 +221,8 @@ class MeasureDriver(Driver):
             self._emit(control_pb2.RunEvent(state="measuring links"))
             message_bytes = hidden_bytes(request.job, facts[0].model)
             links = self._measure_links(message_bytes)
-            self._members.links.put(links, {member.node: member.address for member in self._chosen}, message_bytes)
+            addresses, _ = _places(self._chosen)
+            self._participants.members.links.put(links, addresses, message_bytes)
             facts = self._with_load(facts)
         profile = Profile(nodes=tuple(facts), links=links)
         self._emit(control_pb2.RunEvent(profile_json=json.dumps(profile.to_json())))
@@ -217,7 +234,7 @@ class MeasureDriver(Driver):
         facts: dict[str, NodeFacts] = {}
         for group in self._groups():
             neighbours = num_neighbours(group)
-            self._models.expect(neighbours)
+            self._participants.models.expect(neighbours)
             for member in group:
                 inspect = inspect_request(
                     self._request.job,
@@ -240,7 +257,7 @@ class MeasureDriver(Driver):
         is_computed = job.runtime.frozen == AS_COMPUTED
         if is_computed and len(self._groups()) == 1:
             return None
-        self._models.expect(member.node for member in self._chosen)
+        self._participants.models.expect(member.node for member in self._chosen)
         for member in self._chosen:
             request = control_pb2.InspectRequest(job_toml=job.to_toml())
             self._calls[member.node].inspect(request, self._answer_to(member.node))
@@ -271,7 +288,7 @@ class MeasureDriver(Driver):
     # ---- links ------------------------------------------------------------------------------------
 
     def _measure_links(self, message_bytes: int) -> tuple[LinkFacts, ...]:
-        machines = {member.node: machine_of(member) for member in self._chosen}
+        _, machines = _places(self._chosen)
         links: dict[Pair, LinkFacts] = {}
         for wave in _waves(machines):
             for pair in wave:
@@ -301,16 +318,16 @@ class MeasureDriver(Driver):
     # ---- waiting ----------------------------------------------------------------------------------
 
     def _answer_to(self, key: object) -> Callable[[Any], None]:
-        return lambda value: self._queue.put(_Answer(key, value))
+        return lambda value: self._participants.queue.put(_Answer(key, value))
 
     def _await(self, keys: set[T]) -> Mapping[T, Any]:
         """Wait for the answers to all calls of ``keys``, each of which has its deadline; raises ``RingTuneError``."""
         answers: dict[T, Any] = {}
         while set(answers) != keys:
-            entry = self._next()
+            entry = self._participants.next_entry()
             raise_if_over(entry)
             if isinstance(entry, _Answer):
                 answers[entry.key] = entry.value
-            for _, message in self._silent_nodes():
+            for _, message in self._participants.silent_nodes():
                 raise PeerLostError(message)
         return answers

@@ -14,7 +14,7 @@ import dataclasses
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
@@ -176,8 +176,8 @@ class Registry:
 
     def heartbeat(self, node: str, instance: str, rss_bytes: int, now_s: float) -> bool:
         """Renew a member's lease; False if it has to join again, being unknown or lost."""
-        present = self._members.get(node)
-        if present is None or present.instance != instance or not self._is_alive(present, now_s):
+        present = self._process(node, instance)
+        if present is None or not self._is_alive(present, now_s):
             return False
         self._members[node] = dataclasses.replace(present, seen_at_s=now_s, rss_bytes=rss_bytes)
         return True
@@ -190,11 +190,10 @@ class Registry:
 
     def leave(self, node: str, instance: str) -> bool:
         """Remove a member that leaves; False if it is no member."""
-        present = self._members.get(node)
-        if present is None or present.instance != instance:
-            return False
-        del self._members[node]
-        return True
+        is_member = self._process(node, instance) is not None
+        if is_member:
+            del self._members[node]
+        return is_member
 
     def remove(self, node: str, reason: str, *, forever: bool) -> bool:
         """Remove a member; with ``forever`` refuse its name from now on. False if it is no member."""
@@ -237,9 +236,12 @@ class Registry:
 
     def silent_for_s(self, node: str, instance: str, now_s: float) -> float:
         """Seconds since the last sign of life; infinite if the process is not the member of that name."""
+        present = self._process(node, instance)
+        return now_s - present.seen_at_s if present is not None else float("inf")
+
+    def _process(self, node: str, instance: str) -> Member | None:
         present = self._members.get(node)
-        is_same = present is not None and present.instance == instance
-        return now_s - present.seen_at_s if present is not None and is_same else float("inf")
+        return present if present is not None and present.instance == instance else None
 
     def _is_alive(self, member: Member, now_s: float) -> bool:
         return member.node not in self._lost and now_s - member.seen_at_s < self.lease_s
@@ -303,7 +305,7 @@ def rack_of(member: Member) -> str:
     return member.rack or machine_of(member)
 
 
-def num_neighbours(members: Sequence[Member]) -> dict[str, int]:
+def num_neighbours(members: Collection[Member]) -> dict[str, int]:
     """Count for each node the other members on its machine."""
     counts = Counter(machine_of(member) for member in members)
     return {member.node: counts[machine_of(member)] - 1 for member in members}

@@ -21,8 +21,8 @@ from typing import Final, NamedTuple
 from coordinator.planner.limits import Effort
 from coordinator.planner.replan import PlacementProposal, placed_without, replanned
 from coordinator.run.checkpoint import CheckpointManager
-from coordinator.run.events import Entry, work_beside
-from coordinator.run.node_client import AgentCalls
+from coordinator.run.driver import Participants
+from coordinator.run.events import work_beside
 from coordinator.run.report import RunLedger
 from coordinator.run.run_text import owners_text
 from ringtune.config.sections import NEVER
@@ -49,26 +49,22 @@ class MigrationDriver:
     """Calls that prepare, rest, move and halt the nodes of one run.
 
     Args:
-        put: queues an entry for the run's thread.
-        hear: queues what a node says, which becomes events as they are read.
         sizes: planned, of copies; nodes take no larger ones.
     """
 
     def __init__(
         self,
+        participants: Participants,
         part: Plan,
         job: Job,
         checkpoints: CheckpointManager,
         addresses: Mapping[str, str],
-        calls: Mapping[str, AgentCalls],
-        put: Callable[[Entry], None],
-        hear: Callable[[str, Iterator[rd.Event]], None],
         sizes: CopyBytes,
         ledger: RunLedger,
     ) -> None:
         self.part, self._sizes, self._ledger = part, sizes, ledger
         self._job, self._job_toml, self._checkpoints, self._addresses = job, job.to_toml(), checkpoints, addresses
-        self._calls, self._put, self._hear = calls, put, hear
+        self._calls, self._put, self._hear = participants.calls, participants.queue.put, participants.hear
         self._recovers = part.goes_back
         self._place()
 

@@ -111,7 +111,7 @@ class AgreedModel:
     It is asked for only if a node has no copy: then all others hash their model, at the same time.
 
     Args:
-        own: returns the manifest of the coordinator's copy; None = it has none.
+        own_manifest: returns the manifest of the coordinator's copy; None = it has none.
     """
 
     def __init__(self, own_manifest: Callable[[], ModelManifest | None]) -> None:
@@ -571,12 +571,8 @@ def inspect_request(
 ) -> control_pb2.InspectRequest:
     """Make the request for a node's facts; the answer takes ``runtime.wait_s`` at most.
 
-    Args:
-        job: of the run.
-        measure: whether it shall time its work.
-        neighbours: other nodes of its machine, which are timed at the same moment, as they will compute.
-        frozen: how it shall hold frozen weights while it is timed; None = as it computes.
-        measure_s: seconds for the times.
+    With ``measure`` it times its work, for ``measure_s``, at the same moment as so many ``neighbours`` on its machine,
+    as they will compute, with frozen weights held as in ``frozen``; None = as it computes.
     """
     request = control_pb2.InspectRequest(
         job_toml=job.to_toml(), measure=measure, measure_s=measure_s, neighbours=neighbours

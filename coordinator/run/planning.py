@@ -11,8 +11,8 @@ Nodes are asked twice. The first answers have sizes, rows and budgets; only if a
 the nodes time themselves, which builds a block and runs it. The first look plans with every choice of the run, so it
 refuses nothing that the run could carry out.
 
-The nodes' answers, the first look and the measurements share one time limit (``runtime.wait_s``). The look takes at
-most half of the time that the first answers leave.
+The nodes' answers, the first look and the measurements share one time limit, half as long again as that of a call
+(``runtime.wait_s``). The look takes at most half of the time that the first answers leave of the latter.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from coordinator.planner.limits import Effort
 from coordinator.planner.make_plan import make_plan, odd_models
 from coordinator.planner.planned import JobTime, Planned, measured_time
 from coordinator.run.checkpoint import CheckpointManager
-from coordinator.run.events import Entry, EventSink, work_beside
+from coordinator.run.driver import Participants
+from coordinator.run.events import Entry, work_beside
 from coordinator.run.measurement import LinkMeasurement, remembered_links
-from coordinator.run.members import LinkCache, Member
-from coordinator.run.node_client import AgentCalls
+from coordinator.run.members import Member
 from coordinator.run.requests import RunRequest
 from ringtune.costs.measurement import Pair, hidden_bytes
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
@@ -194,8 +194,7 @@ class RunPlanner:
     """The steps of one run before its plan.
 
     Args:
-        put: queues an entry for the run's thread.
-        on_looked: called there after the first look, which is over with that.
+        on_looked: called on the run's thread after the first look, which is over with that.
         on_plan: called there with the plan, or the reason why there is none.
 
     Attributes:
@@ -205,22 +204,20 @@ class RunPlanner:
 
     def __init__(
         self,
+        participants: Participants,
         request: RunRequest,
         checkpoints: CheckpointManager,
-        cache: LinkCache,
         *,
-        put: Callable[[Entry], None],
         on_looked: Callable[[FirstInspectionDone], None],
         on_plan: Callable[[PlanReady | rd.PlanFailed], None],
-        emit: EventSink,
         enter: Callable[[str], None],
     ) -> None:
-        self._request, self._checkpoints, self._cache = request, checkpoints, cache
-        self._put, self._on_looked, self._on_plan, self._emit, self._enter = put, on_looked, on_plan, emit, enter
+        self._request, self._checkpoints, self._cache = request, checkpoints, participants.members.links
+        self._calls, self._put, self._emit = participants.calls, participants.queue.put, participants.output.emit
+        self._on_looked, self._on_plan, self._enter = on_looked, on_plan, enter
         self._cancelled = threading.Event()
         self._members: tuple[Member, ...] = ()
         self._spare: Collection[str] = ()
-        self._calls: Mapping[str, AgentCalls] = {}
         self.is_looking = request.needs_times and request.resume is None
         self._look_end_s = 0.0
         self._looked_at: dict[str, NodeFacts] = {}
@@ -229,9 +226,9 @@ class RunPlanner:
 
     # ---- nodes ------------------------------------------------------------------------------------
 
-    def begin(self, members: Sequence[Member], calls: Mapping[str, AgentCalls], spare: Collection[str] = ()) -> None:
+    def begin(self, members: Sequence[Member], spare: Collection[str] = ()) -> None:
         """Begin with the members of the run, of which it may leave out the ``spare`` ones; they are inspected next."""
-        self._members, self._calls, self._spare = tuple(members), calls, spare
+        self._members, self._spare = tuple(members), spare
         self._look_end_s = time.monotonic() + self._request.job.runtime.wait_s
 
     def look(self, facts: NodeFacts) -> None:

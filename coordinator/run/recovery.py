@@ -1,4 +1,4 @@
-"""Reports of a run's nodes, the choice of the lost node from complaints about broken links, and recovery without it.
+"""Reports of a run's nodes, and the choice of the lost node from complaints about broken links.
 
 Neighbours of a failed node may report broken links before the node reports its failure, so complaints wait for
 ``GRACE_S``.
@@ -11,11 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from coordinator.run.checkpoint import CheckpointManager
-from coordinator.run.driver import StatusBoard
 from coordinator.run.recorder import RunRecorder
 from ringtune.errors import IntegrityError, PeerLostError
 from ringtune.ids import naming_node
-from ringtune.quantities import format_seconds
 from ringtune.run_control import events as rd
 from ringtune.schedule.course import Course
 from ringtune.schedule.operation_tables import BlockScores
@@ -41,8 +39,8 @@ class PeerSuspicions:
     def add(self, failed: rd.NodeFailed, lost_peer: str, now_s: float) -> None:
         """Note a complaint of ``failed.node`` about ``lost_peer``; only the first one about a peer is kept."""
         self._complainers.add(failed.node)
-        for one, other in ((failed.node, lost_peer), (lost_peer, failed.node)):
-            self._peers.setdefault(one, set()).add(other)
+        for node, peer in ((failed.node, lost_peer), (lost_peer, failed.node)):
+            self._peers.setdefault(node, set()).add(peer)
         self._complaints.setdefault(lost_peer, (now_s + GRACE_S, failed))
 
     def verdict(self, now_s: float) -> rd.NodeFailed | None:
@@ -52,10 +50,10 @@ class PeerSuspicions:
         """
         due = {peer: failed for peer, (until_s, failed) in self._complaints.items() if now_s >= until_s}
         silent = [failed for peer, failed in due.items() if peer not in self._complainers]
-        found = next(iter([*silent, *due.values()]), None)
-        if found is not None:  # it is returned once
-            self._complaints = {peer: kept for peer, kept in self._complaints.items() if kept[1] is not found}
-        return found
+        verdict = next(iter([*silent, *due.values()]), None)
+        if verdict is not None:  # it is returned once
+            self._complaints = {peer: kept for peer, kept in self._complaints.items() if kept[1] is not verdict}
+        return verdict
 
     def died(self, node: str) -> None:
         """Note that a node is lost, and not a link to it: who has noticed that is no suspect for it."""
@@ -81,7 +79,7 @@ def with_role(message: str, node: str, plan: Plan) -> str:
     helped = plan.placement.joined_helpers(node)
     if not helped or plan.slice_of(node).num_blocks or plan.owner(node) is not None:
         return message
-    blocks = ", ".join(f"{plan.placement.host_of(one.start)}'s blocks {one.text}" for one in helped)
+    blocks = ", ".join(f"{plan.placement.host_of(helper.start)}'s blocks {helper.text}" for helper in helped)
     return (
         f"{message}; helper {node} fits the adapters of {blocks}: start it again and --resume the run, or train anew "
         "with another helper in [offload]"
@@ -165,8 +163,8 @@ class Reports:
                     f"{shape[0]} of {shape[1]}; use one version on all machines"
                 )
             self._scores.setdefault((request.node, message.turn), []).extend(scores_from_proto(message))
-        own = (entries for (node, _), entries in self._scores.items() if node == request.node)
-        held = sum(map(len, own)) if request.scores else 0
+        of_node = (entries for (node, _), entries in self._scores.items() if node == request.node)
+        held = sum(map(len, of_node)) if request.scores else 0
         scored = sum(map(course.num_scored, course.all_owners)) if held else 0
         if held > 2 * scored * course.microbatches * course.num_blocks:
             raise IntegrityError(
@@ -189,20 +187,9 @@ def _note_digests(
     node: str, messages: Iterable[control_pb2.CopyDigest], held: dict[str, dict[int, list[CopyDigest]]], most: int
 ) -> None:
     """Keep digests of units, ``most`` per node and turn, until the end of their turn is reported."""
-    own = held.setdefault(node, {})  # what one node says too much is no fault of another one
+    of_node = held.setdefault(node, {})  # what one node says too much is no fault of another one
     for message in messages:
-        digests = own.setdefault(message.turn, [])
+        digests = of_node.setdefault(message.turn, [])
         digests.append(CopyDigest(message.unit, message.sha256))
-        if len(digests) > most or len(own) > _MAX_TURNS:
+        if len(digests) > most or len(of_node) > _MAX_TURNS:
             raise IntegrityError(f"node {node} reports too many digests of copies; use one version on all machines")
-
-
-def await_nodes(command: rd.AwaitNodes, board: StatusBoard, now_s: float) -> str:
-    """Show the awaited nodes on the board; return the sentence for the user."""
-    nodes, why, until_s = command
-    left_s = max(0.0, until_s - now_s)
-    board.awaits(nodes, why, time.monotonic() + left_s)
-    return (
-        f"the run waits for node {', '.join(nodes)}, {format_seconds(left_s)} at most (recovery.wait_s): {why}; "
-        "start it again with its name and its data, or stop the run and --resume it later"
-    )

@@ -60,26 +60,26 @@ def figures(values: Mapping[str, float], labels: Sequence[str] = (), max_length:
     ``questions``, as shares; of tags the number of ``words`` and of ``cut_words`` that are in no batch; and where
     classes or entities were counted those of ``class_figures`` and ``entity_figures``.
     """
-    found: dict[str, Any] = {
+    named: dict[str, Any] = {
         "loss": mean(values, "loss_sum"),
         "accuracy": mean(values, "correct") if "correct" in values else None,
     }
     if "tokens" in values:
-        loss = found["loss"]
-        found["perplexity"] = math.exp(loss) if loss is not None and loss < _LARGEST_EXPONENT else None
-        found |= {"max_length": max_length} if max_length else {}
+        loss = named["loss"]
+        named["perplexity"] = math.exp(loss) if loss is not None and loss < _LARGEST_EXPONENT else None
+        named |= {"max_length": max_length} if max_length else {}
     if table := table_of(values, len(labels)):
-        found |= class_figures(table, labels)
+        named |= class_figures(table, labels)
     if "absolute_sum" in values:
-        found |= {"mse": found["loss"], "mae": mean(values, "absolute_sum"), **number_figures(values)}
+        named |= {"mse": named["loss"], "mae": mean(values, "absolute_sum"), **number_figures(values)}
     if "words" in values:
         counted = {name: int(values[name]) for name in ("words", "cut_words") if name in values}
-        found |= {**counted, **entity_figures(values, labels)}
+        named |= {**counted, **entity_figures(values, labels)}
     if "questions" in values:
         judged = {**values, "count": values["questions"]}
-        found |= {"f1": mean(judged, "f1_sum"), "exact_match": mean(judged, "exact_sum")}
-        found["questions"] = int(values["questions"])
-    return found | generation_figures(values)
+        named |= {"f1": mean(judged, "f1_sum"), "exact_match": mean(judged, "exact_sum")}
+        named["questions"] = int(values["questions"])
+    return named | generation_figures(values)
 
 
 def judge_of(keep_best: bool | str) -> Judge | None:
@@ -88,8 +88,8 @@ def judge_of(keep_best: bool | str) -> Judge | None:
         return None
 
     def value(values: Mapping[str, float], labels: Sequence[str]) -> float:
-        found = figures(values, labels).get(keep_best)
-        return math.nan if found is None else float(found)
+        value_of = figures(values, labels).get(keep_best)
+        return math.nan if value_of is None else float(value_of)
 
     return Judge(keep_best, value)
 
@@ -153,16 +153,16 @@ Sent = Counter[tuple[str, str]]
 
 def _by_link(sent: Sent, *payloads: str) -> dict[str, int]:
     """Add up sent bytes by link, in the order of names; of these payloads alone, if any are given."""
-    found = Counter[str]()
+    by_link = Counter[str]()
     for (payload, link), sent_bytes in sent.items():
         if not payloads or payload in payloads:
-            found[link] += sent_bytes
-    return dict(sorted(found.items()))
+            by_link[link] += sent_bytes
+    return dict(sorted(by_link.items()))
 
 
 def _parcels(sent: Sent, what: str) -> dict[str, dict[str, int]]:
     """Return each kind of parcels with bytes under its name, such as ``pair_links`` for ``what`` = ``links``."""
-    return {f"{name}_{what}": found for kind, name in _NAMES.items() if (found := _by_link(sent, kind))}
+    return {f"{name}_{what}": by_link for kind, name in _NAMES.items() if (by_link := _by_link(sent, kind))}
 
 
 class RunLedger:
@@ -368,8 +368,8 @@ class RunLedger:
 
     def stopped(self, step: int, evaluations: Evaluations) -> dict[str, Any]:
         """Note an early end; return its line, which without ``kind`` is in the report."""
-        found = {name: value for name, value in dataclasses.asdict(evaluations).items() if name != "head_at"}
-        self._stop = {"step": step, **{name: value for name, value in found.items() if name != "by" or value}}
+        told = {name: value for name, value in dataclasses.asdict(evaluations).items() if name != "head_at"}
+        self._stop = {"step": step, **{name: value for name, value in told.items() if name != "by" or value}}
         return {"kind": "stop", **self._stop}
 
     # ---- the end ----------------------------------------------------------------------------------
@@ -389,22 +389,11 @@ class RunLedger:
     ) -> dict[str, Any]:
         """Return the content of report.json.
 
-        Args:
-            run_id: of the run.
-            wall_s: from the start of the run to its last result.
-            phases_s: seconds by phase.
-            predicted_bytes: predicted needs of each node.
-            unfreeze_at: the steps at which one more block began to train.
-            predicted_steps_s: predicted seconds of all steps; None = no prediction.
-            best: evaluations of a run that keeps its best result; else None.
-            rows: of ``rows_facts``: left out or cut rows of the owners' files.
-            measured: what the driver counted for techniques, by key.
-
-        Returns:
-            ``steps_s`` are the seconds of the steps alone, ``phases_s.training`` those with evaluations, checkpoints,
-            moves and waits between them, and ``wall_s`` the whole run with joining, measuring, planning and collecting.
-            ``eval`` has the figures of the result and its step; where the best result is of an earlier part of the run,
-            those of the last evaluation.
+        ``steps_s`` are the seconds of the steps alone, ``phases_s.training`` those with evaluations, checkpoints, moves
+        and waits between them, and ``wall_s`` the whole run with joining, measuring, planning and collecting. ``eval``
+        has the figures of the result and its step; where the best result is of an earlier part of the run, those of the
+        last evaluation. ``best`` is None where no best result is kept, ``rows`` are those of ``rows_facts``, and
+        ``measured`` is what the driver counted for techniques, by key.
         """
         judged = self._best if best is not None and self._best.get("step") == best.best_step else self._final
         left_out = {"is_best", "risen", *(() if self._plan.course.num_steps else ("step",))}
@@ -447,8 +436,8 @@ class RunLedger:
     def _busy(self) -> str:
         """Say which machines were busy at the end beyond the load of the run's own nodes."""
         nodes = {node: self.nodes[node] for node in self._plan.nodes}
-        own = len(nodes) / min(max(1, one.figures.get("cores", 1)) for one in nodes.values())
-        return busy_text({node: one.figures["load"] for node, one in nodes.items()}, "at the end", own=own)
+        load = len(nodes) / min(max(1, totals.figures.get("cores", 1)) for totals in nodes.values())
+        return busy_text({node: totals.figures["load"] for node, totals in nodes.items()}, "at the end", own=load)
 
     def _node(self, node: str, predicted_bytes: Mapping[str, int]) -> dict[str, Any]:
         part = self._plan.at(

@@ -1,4 +1,4 @@
-"""The driver of one run: answers and reports of nodes become events of its state machine, commands become calls.
+"""The work of one run: answers and reports of nodes become events of its state machine, commands become calls.
 
 ::
 
@@ -19,22 +19,21 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from typing import Final, NamedTuple
 
 from coordinator.planner.planned import JobTime, Planned, copy_bytes
 from coordinator.run.audit import CellRepeated, RunAudit
 from coordinator.run.checkpoint import CheckpointManager
 from coordinator.run.collect import ResultCollector
-from coordinator.run.driver import Driver
+from coordinator.run.driver import Driver, Heard, ManifestKept, MemberJoined, Participants, error_of_bug
 from coordinator.run.events import Entry, now_unix_s, work_beside
 from coordinator.run.join import JoinHandler, KnownNodes
-from coordinator.run.members import Member, Members, check_reachable, num_neighbours, rack_of, unused_owners
+from coordinator.run.members import Member, check_reachable, num_neighbours, rack_of, unused_owners
 from coordinator.run.migration import MigrationDriver, ReplanOutcome, ReplanSearch
 from coordinator.run.node_client import inspect_request, read_facts
 from coordinator.run.planning import FirstInspectionDone, PlanReady, RunPlanner, wire_problem
 from coordinator.run.recorder import RunRecorder
-from coordinator.run.recovery import Reports, await_nodes, with_role
+from coordinator.run.recovery import Reports, with_role
 from coordinator.run.report import judge_of
 from coordinator.run.requests import RunRequest
 from coordinator.run.run_text import rows_lines
@@ -47,12 +46,14 @@ from ringtune.errors import (
     ConnectionFailedError,
     FrameError,
     IntegrityError,
+    InterruptedRunError,
     PeerLostError,
     PlanError,
     RingTuneError,
     error_from_name,
 )
 from ringtune.machine.resources import busy_text
+from ringtune.quantities import format_seconds
 from ringtune.run_control import events as rd
 from ringtune.run_control.recovery import RecoveryPolicy, checkpoint_reason
 from ringtune.run_control.state_machine import RunStateMachine
@@ -96,34 +97,25 @@ class PlacedRun(NamedTuple):
     audit: RunAudit | None
 
 
-class RunDriver(Driver):
-    """One run, from its request to its last event.
+class RunWork:
+    """One run, as its driver sees it.
 
     Args:
         awaits_nodes: whether lost nodes may return.
 
     Attributes:
         go_back: begins the run that continues from the last checkpoint of this one without lost processes, as in
-            ``Driver.without``, for a reason, and waits so many seconds for owners of rows; None = no run does.
+            ``Participants.without``, for a reason, and waits so many seconds for owners of rows; None = no run does.
     """
 
-    def __init__(
-        self,
-        run_id: str,
-        request: RunRequest,
-        members: Members,
-        *,
-        lease_s: float,
-        on_end: Callable[[], None],
-        awaits_nodes: bool = True,
-    ) -> None:
-        super().__init__(run_id, members, lease_s=lease_s, on_end=on_end)
+    def __init__(self, participants: Participants, request: RunRequest, *, awaits_nodes: bool = True) -> None:
         self.go_back: Callable[[Mapping[str, str], str, float], Driver] | None = None
-        self._job = request.job
+        self._participants, self._request, self._job = participants, request, request.job
+        participants.accused = self._accused
+        self._calls, self._put = participants.calls, participants.queue.put
+        self._output, self._emit, self._note = participants.output, participants.output.emit, participants.output.note
         self._addresses: dict[str, str] = {}
-        self._wires: dict[str, int] = {}
-        self._racks: dict[str, str] = {}
-        self._request = request
+        self._members: dict[str, Member] = {}  # at the start
         self._initial_metadata = None
         if request.initial is not None:  # read now: the file may belong to the call that submits the run
             self._initial_metadata = TensorFile(request.initial, where=INITIAL_FILE).metadata
@@ -132,83 +124,56 @@ class RunDriver(Driver):
         self._lost = ""
         if request.resume is not None:
             self._rounds.excluded.update(*(manifest.excluded for manifest in request.resume.manifests))
-        self._checkpoints = CheckpointManager(run_id, request.job, request.resume, self._rounds.excluded)
+        self._checkpoints = CheckpointManager(participants.run_id, request.job, request.resume, self._rounds.excluded)
         self._run_planner = RunPlanner(
+            participants,
             request,
             self._checkpoints,
-            members.links,
-            put=self._queue.put,
             on_looked=self._on_looked,
             on_plan=self._on_plan,
-            emit=self._emit,
             enter=self._enter,
         )
-        self._reports = Reports(self._checkpoints, self._now_s)
-        self._collector = ResultCollector(request.job, self._queue.put, self._hear, self._emit)
+        self._reports = Reports(self._checkpoints, participants.now_s)
+        self._collector = ResultCollector(participants, request.job)
         self._join_handler = JoinHandler(
-            run_id,
+            participants,
             request,
-            members,
             self._rounds,
             self._reports,
-            lease_s=lease_s,
-            put=self._queue.put,
-            nodes=lambda: self.nodes,
             feed=self._feed,
-            note=self._note,
-            admit=self._admit,
             addresses=self._addresses,
-            models=self._models,
             shards_run=self._checkpoints.shards_run,
         )
         self._timers: dict[str, float] = {}
         self._due: dict[str, float] = {}  # those that are queued
-        self._neighbours: dict[str, int] = {}
         self._planned: Planned | None = None
         self._placed: PlacedRun | None = None
         self._predicted: JobTime | None = None
         self._timed_frozen = request.resume.plan.course.frozen if request.resume else None
-        self._phase = ("joining", self._started_s)
+        self._phase = ("joining", participants.started_s)
         self._phases_s: dict[str, float] = {}
-        self._released: list[Future[None]] = []
         self._waiting_bytes, self._counting = Counter[str](), threading.Lock()
         self._refused = set[str]()  # names in which reports were refused; unknown ones are the empty name
         self._finish: rd.Finish | None = None
 
     # ---- from other threads -----------------------------------------------------------------------
 
-    def drain(self, reason: str) -> None:
-        """Ask for the end of the run after the granted turns, with a checkpoint; a second call ends it at once."""
-        with self._handing_over:
-            self._drain_reason, after = reason, self.after
-        if after is not None:
-            after.drain(reason)
-        self._queue.put(rd.DrainRequested(reason))
-
-    def joined(self, member: Member) -> None:
-        """Queue that a node has joined the coordinator."""
-        self._queue.put(functools.partial(self._join_handler.joined, member))
-
-    def noted(self, step: int) -> None:
-        """Queue that the submitter has the manifest of the checkpoint of ``step`` on disk."""
-        self._queue.put(functools.partial(self._on_noted, step))
-
     def report(self, request: control_pb2.ReportRequest) -> None:
         """Queue a node's report; raises ``IntegrityError`` or ``FrameError``, or ``BusyError`` for too many at once."""
         node, size, placed = request.node, request.ByteSize(), self._placed
         if node not in self._addresses:
             self._note_refusal("", f"node {node} is not in the run")
-            raise IntegrityError(f"node {node} is not in run {self.run_id}; start it again")
-        if request.instance != self._instances[node]:
+            raise IntegrityError(f"node {node} is not in run {self._participants.run_id}; start it again")
+        if request.instance != self._participants.instances[node]:
             self._note_refusal(node, f"node {node} of the run is another process")
-            raise FrameError(f"another process is node {node} of run {self.run_id}; forget it")
+            raise FrameError(f"another process is node {node} of run {self._participants.run_id}; forget it")
         if placed is None or node not in placed.recorder.nodes:
-            raise FrameError(f"node {node} has no part in run {self.run_id}; forget it")
+            raise FrameError(f"node {node} has no part in run {self._participants.run_id}; forget it")
         with self._counting:
             if (waiting := self._waiting_bytes[node]) and waiting + size > _MAX_WAITING_BYTES:
                 raise BusyError(f"{waiting:,} bytes of reports of node {node} are not read yet; send this one later")
             self._waiting_bytes[node] += size
-        self._hear(node, self._reported(request))
+        self._participants.hear(node, self._reported(request))
 
     def _note_refusal(self, key: str, why: str) -> None:
         """Note for the user, once for each ``key``, why a process leaves the run; other nodes only see a lost link."""
@@ -216,31 +181,39 @@ class RunDriver(Driver):
             if key in self._refused:
                 return
             self._refused.add(key)
-        self._queue.put(functools.partial(self._note, f"{why}: a report in its name is refused, its sender leaves"))
+        self._put(functools.partial(self._note, f"{why}: a report in its name is refused, its sender leaves"))
 
     # ---- the run's thread -------------------------------------------------------------------------
 
-    def _drive(self) -> RingTuneError | None:
+    def drive(self) -> RingTuneError | None:
         """Run the state machine to its end; return the error of a failed run, None after success."""
-        request = self._request
+        outcome: RingTuneError | None
+        try:
+            outcome = self._drive()
+        except InterruptedRunError as error:
+            outcome = error
+        if isinstance(outcome, InterruptedRunError) and self._request.is_training:
+            return InterruptedRunError(self._checkpoints.stopped(str(outcome)))
+        return outcome
+
+    def _drive(self) -> RingTuneError | None:
+        request, participants = self._request, self._participants
         planned = self._checkpoints.needed_nodes or (request.plan.plan.nodes if request.plan else ())
-        members = self._recruit(request, planned or request.nodes)
-        self._queue.put(self._join_handler.gathered)  # behind their own events
-        if unused := unused_owners(self._members.living(), members) if request.plan else ():
+        members = participants.recruit(request, planned or request.nodes, returning=self._returning)
+        self._put(self._join_handler.gathered)  # behind their own events
+        if unused := unused_owners(participants.members.living(), members) if request.plan else ():
             self._note(f"not in the given plan, so their rows are not trained on: {', '.join(unused)}")
         self._addresses |= {member.node: member.address for member in members}
-        self._wires = {member.node: member.wire for member in members}
-        self._racks = {member.node: rack_of(member) for member in members}
-        self._neighbours = num_neighbours(members)
+        self._members = {member.node: member for member in members}
         spare = tuple(sorted(member.node for member in members if not (planned or member.has_data)))
         returning = request.resume.returning(request.job) if request.resume else ()
-        self._run_planner.begin(members, self._calls, (*spare, *returning))
-        self._models.may_leave_out((*spare, *returning), self.node_failed)
-        self._models.expect(self._addresses)
+        self._run_planner.begin(members, (*spare, *returning))
+        participants.models.may_leave_out((*spare, *returning), participants.node_failed)
+        participants.models.expect(self._addresses)
         self._feed(rd.Started(tuple(sorted(self._addresses)), spare, returning))
         try:
             while self._finish is None:
-                entry = self._next()
+                entry = participants.next_entry()
                 if entry is not None:
                     self._take(entry)
                 self._fire_timers()
@@ -273,25 +246,25 @@ class RunDriver(Driver):
 
     # ---- events -----------------------------------------------------------------------------------
 
-    def _take(self, entry: Entry) -> None:
-        if callable(entry):
-            entry()
-        else:
-            self._feed(entry)
-
-    def _hear(self, node: str, events: Iterator[rd.Event]) -> None:
-        """Queue the events of a node's report or answer; a node with an impossible one has failed.
-
-        ``events`` parses the message on the run's thread, and raises ``IntegrityError``.
-        """
-        self._queue.put(functools.partial(self._feed_heard, node, events))
+    def _take(self, entry: Entry | MemberJoined | ManifestKept | Heard) -> None:
+        match entry:
+            case MemberJoined(member):
+                self._join_handler.joined(member)
+            case ManifestKept(step):
+                self._on_noted(step)
+            case Heard(node, events):
+                self._feed_heard(node, events)
+            case _ if callable(entry):
+                entry()
+            case _:
+                self._feed(entry)
 
     def _feed_heard(self, node: str, events: Iterator[rd.Event]) -> None:
         while True:
             try:
                 event = next(events, None)
             except IntegrityError as error:
-                self.node_failed(node, error)
+                self._participants.node_failed(node, error)
                 return
             if event is None:
                 return
@@ -300,7 +273,7 @@ class RunDriver(Driver):
     def _facts_of(self, node: str, reply: control_pb2.InspectReply) -> Iterator[rd.Event]:
         """Take a node's facts; raises ``IntegrityError``."""
         facts = read_facts(node, reply, is_timed=self._run_planner.needs_times)
-        facts = dataclasses.replace(facts, rack=self._racks[node])
+        facts = dataclasses.replace(facts, rack=rack_of(self._members[node]))
         if self._run_planner.is_looking:
             self._run_planner.look(facts)
         else:
@@ -321,7 +294,7 @@ class RunDriver(Driver):
             self._require_placed().migration.grant(())
 
     def _on_replanned(self, outcome: ReplanOutcome) -> None:
-        if (event := self._require_placed().replanning.take(outcome, self.nodes)) is not None:
+        if (event := self._require_placed().replanning.take(outcome, self._participants.nodes)) is not None:
             self._feed(event)
 
     def _on_repeated(self, answer: CellRepeated) -> None:
@@ -341,13 +314,13 @@ class RunDriver(Driver):
         yield from self._reports.take(request, recorder, placed.migration.part.placement.placement_number)
 
     def _check_leases(self) -> None:
-        if (verdict := self._reports.suspicions.verdict(self._now_s())) is not None:
+        if (verdict := self._reports.suspicions.verdict(self._participants.now_s())) is not None:
             self._judge(verdict)
-        for node, message in self._silent_nodes():
+        for node, message in self._participants.silent_nodes():
             told = with_role(message, node, self._planned.plan) if self._planned else message
-            self.nodes -= {node}
+            self._participants.nodes -= {node}
             self._reports.suspicions.died(node)
-            self._queue.put(rd.NodeFailed(node, PeerLostError.__name__, told))  # behind the node's earlier reports
+            self._put(rd.NodeFailed(node, PeerLostError.__name__, told))  # behind the node's earlier reports
 
     def _accused(self, error: RingTuneError) -> str:
         """Return a host that does not take the link of a node that prepares.
@@ -366,22 +339,22 @@ class RunDriver(Driver):
 
         All links may have been opened again by the time of the answer.
         """
-        if complaint.lost not in self.nodes:
+        if complaint.lost not in self._participants.nodes:
             self._feed(complaint)
             return
         number = self._require_placed().migration.part.placement.placement_number
         suspect = self._reports.suspicions.suspect(complaint)
         self._calls[complaint.lost].ask_alive(
-            lambda is_alive: self._queue.put(rd.LinkFailed(complaint, number, is_alive, suspect))
+            lambda is_alive: self._put(rd.LinkFailed(complaint, number, is_alive, suspect))
         )
 
     def _fire_timers(self) -> None:
         """Queue the timers that are due, behind what is awaited and there already, but before what comes later."""
-        now_s = self._now_s()
+        now_s = self._participants.now_s()
         for timer, at_s in self._timers.items():
             if at_s <= now_s and self._due.get(timer) != at_s:
                 self._due[timer] = at_s
-                self._queue.put(functools.partial(self._fire, timer, at_s))
+                self._put(functools.partial(self._fire, timer, at_s))
 
     def _fire(self, timer: str, at_s: float) -> None:
         if self._timers.get(timer) == at_s:  # else it was set anew meanwhile
@@ -404,7 +377,7 @@ class RunDriver(Driver):
         elif isinstance(event, rd.LinkFailed):
             plan = self._require_plan().plan
             self._lost = next((node for node in event.ends if plan.owner(node) is None), self._lost)
-        for command in self._rounds.handle(event, self._now_s()):
+        for command in self._rounds.handle(event, self._participants.now_s()):
             self._carry_out(command)
 
     # ---- commands ---------------------------------------------------------------------------------
@@ -429,7 +402,7 @@ class RunDriver(Driver):
                 if placed.audit is not None:
                     placed.audit.check(placed.migration.part, turn)
             case rd.AwaitNodes():
-                self._note(await_nodes(command, self.board, self._now_s()))
+                self._note(self._awaits(command))
                 self._join_handler.ask_others()
             case rd.LogMove() | rd.FindPlacement() | rd.LogRecovery():
                 self._note(self._recover(command))
@@ -443,31 +416,32 @@ class RunDriver(Driver):
                 if audit is not None:
                     recorder.add_to_ledger(audit.closed(turn))
                 prepare_s, end_step, links = self._phases_s.get("preparing", 0.0), recorder.end_step, recorder.links
-                replanning.turn_done(migration.part, turn, end_step, links, prepare_s=prepare_s, living=self.nodes)
+                replanning.turn_done(
+                    migration.part, turn, end_step, links, prepare_s=prepare_s, living=self._participants.nodes
+                )
             case rd.Grant(turns):
                 recorder, migration, _, audit = self._require_placed()
                 recorder.granted(turns)
                 migration.grant(turns, audit.granted(migration.part, turns) if audit is not None else None)
             case rd.Collect() | rd.CollectBest() | rd.LogBest():
                 part, needed_steps = self._require_placed().migration.part, self._checkpoints.best_steps
-                self._collector.carry_out(command, self._calls, part, needed_steps=needed_steps)
+                self._collector.carry_out(command, part, needed_steps=needed_steps)
             case rd.Release(node, reason, is_finished):
-                self.nodes -= {node}
-                self._released.append(self._calls[node].release(reason, is_finished=is_finished))
+                self._participants.release(node, reason, is_finished=is_finished)
             case SetTimer(timer, at_s):
                 self._timers[timer] = at_s
             case CancelTimer(timer):
                 self._timers.pop(timer, None)
             case rd.Finish():
-                self._finish, self._releases = command, self._released
+                self._finish = command
             case rd.ChooseOperations(step, scores):
-                choose_beside(self._require_plan().plan.course, step, scores, self._queue.put)
+                choose_beside(self._require_plan().plan.course, step, scores, self._put)
             case rd.LogCheckpoint() | rd.LogKept():
-                placed, is_kept = self._require_placed(), self._keeper is not None
+                placed, is_kept = self._require_placed(), self._output.keeper is not None
                 part = placed.migration.part
                 if isinstance(command, rd.LogCheckpoint) and (missing := self._checkpoints.unsaved(part, command.step)):
                     for node in missing:
-                        self.node_failed(
+                        self._participants.node_failed(
                             node,
                             IntegrityError(
                                 f"it did not report its shard of step {command.step}; use one version everywhere"
@@ -480,11 +454,21 @@ class RunDriver(Driver):
             case _:
                 self._require_placed().recorder.log(command)
 
+    def _awaits(self, command: rd.AwaitNodes) -> str:
+        """Show the awaited nodes on the board; return the sentence for the user."""
+        nodes, why, until_s = command
+        left_s = max(0.0, until_s - self._participants.now_s())
+        self._output.board.awaits(nodes, why, time.monotonic() + left_s)
+        return (
+            f"the run waits for node {', '.join(nodes)}, {format_seconds(left_s)} at most (recovery.wait_s): {why}; "
+            "start it again with its name and its data, or stop the run and --resume it later"
+        )
+
     def _recover(self, command: rd.LogMove | rd.FindPlacement | rd.LogRecovery) -> str:
         """Search a placement, or record a move or a recovery and grant in its placement; return a sentence for it."""
         recorder, migration, replanning, _ = self._require_placed()
         if isinstance(command, rd.FindPlacement):
-            replanning.find_placement(command, self._queue.put)
+            replanning.find_placement(command, self._put)
             return f"node {', '.join(command.lost)} is lost; the others go back to the end of step {command.step}"
         if isinstance(command, rd.LogMove):
             told = migration.log(command)
@@ -501,11 +485,11 @@ class RunDriver(Driver):
         request = inspect_request(
             self._job,
             measure=self._run_planner.needs_times,
-            neighbours=self._neighbours[node],
+            neighbours=num_neighbours(self._members.values())[node],
             frozen=self._timed_frozen,
         )
         self._checkpoints.ask_about(node, request)
-        self._calls[node].inspect(request, lambda reply: self._hear(node, self._facts_of(node, reply)))
+        self._calls[node].inspect(request, lambda reply: self._participants.hear(node, self._facts_of(node, reply)))
 
     def _enter(self, phase: str) -> None:
         now_s, (name, since_s) = time.monotonic(), self._phase
@@ -526,7 +510,7 @@ class RunDriver(Driver):
         if self._rounds.phase != "planning":
             return
         self._planned, plan = made.planned, made.planned.plan
-        wires = {node: wire for node, wire in self._wires.items() if node in plan.nodes}
+        wires = {node: member.wire for node, member in self._members.items() if node in plan.nodes}
         if why := wire_problem(self._job, plan, wires, names_heads=self._checkpoints.names_heads):
             self._feed(rd.PlanFailed(PlanError.__name__, why))
             return
@@ -556,22 +540,20 @@ class RunDriver(Driver):
 
     def _place(self, plan: Plan, part: Plan, profile: Profile) -> PlacedRun:
         """Open the books of the run, and prepare the calls to its nodes; ``part`` of the plan holds first."""
-        job, put, calls = self._job, self._queue.put, self._calls
+        job, put = self._job, self._put
         skipped = SKIPPED_ITEMS if self._request.is_rehearsal else 0
         recorder = RunRecorder(plan, job, profile, self._emit, skipped_items=skipped, part=part)
         copies = copy_bytes(plan.course, profile.nodes[0], job)
         migration = MigrationDriver(
-            part, job, self._checkpoints, self._addresses, calls, put, self._hear, copies, recorder.ledger
+            self._participants, part, job, self._checkpoints, self._addresses, copies, recorder.ledger
         )
         audit = None
         if job.audit_share and self._request.is_training:
             who = speaker()
             audit = RunAudit(
-                self.run_id,
+                self._participants,
                 job,
                 lambda: self._join_handler.facts,
-                calls,
-                put,
                 lambda answer: put(functools.partial(self._on_repeated, answer)),
                 authorities=lambda: who.identity.authorities if who is not None else (),
             )
@@ -584,8 +566,8 @@ class RunDriver(Driver):
             note=self._note,
         )
         recorder.pace = replanning.pace
-        if self._onlookers:
-            recorder.onlooker = functools.partial(self._tell, self._onlookers)
+        if self._output.onlookers:
+            recorder.onlooker = functools.partial(self._output.tell, self._output.onlookers)
         return PlacedRun(recorder, migration, replanning, audit)
 
     def _require_plan(self) -> Planned:
@@ -612,8 +594,8 @@ class RunDriver(Driver):
             self._collector.last.send(request.job, self._emit, part=migration.part)
         report = recorder.ledger.report(
             rows=recorder.rows,
-            run_id=self.run_id,
-            wall_s=time.monotonic() - self._started_s,
+            run_id=self._participants.run_id,
+            wall_s=time.monotonic() - self._participants.started_s,
             phases_s=self._phases_s,
             predicted_bytes=self._require_plan().memory_bytes,
             unfreeze_at=state.unfreeze_at,
@@ -626,7 +608,7 @@ class RunDriver(Driver):
         )
         self._emit(control_pb2.RunEvent(report_json=json.dumps(report)))
 
-    def _begin_after(self, failed: RingTuneError) -> Driver | None:
+    def begin_after(self, failed: RingTuneError) -> Driver | None:
         """Begin the run that continues from the last checkpoint where all parameters train and a node is lost or back.
 
         Otherwise the reason is added to the failure.
@@ -635,10 +617,8 @@ class RunDriver(Driver):
         plan = self._planned.plan if self._planned else resumed
         if plan is None or not plan.course.method.full_parameters or not self._request.is_training:
             return None
-        if self._drain_reason or self._stop_reason:
-            return None
         back, step = self._rounds.continues_with, self._checkpoints.saved_step
-        without = {node: instance for node, instance in self.without.items() if node not in back}
+        without = {node: instance for node, instance in self._participants.without.items() if node not in back}
         if not back:
             is_lost = isinstance(failed, PeerLostError) or self._lost in self._checkpoints.taken_back
             if not is_lost or self._lost not in plan.nodes:
@@ -646,23 +626,20 @@ class RunDriver(Driver):
             if why := checkpoint_reason(self._lost, plan, step, self._policy):
                 failed.args = (f"{failed}; {why}",)
                 return None
-            without[self._lost] = self._instances[self._lost]
+            without[self._lost] = self._participants.instances[self._lost]
         if self.go_back is None:
             return None
         try:
             self._note(f"the run goes back to the checkpoint of step {step}: {failed}")
-            self._finish_files()
+            self.finish_files()
             why = "an owner is back" if back else "a node was lost"
             return self.go_back(without, why, self._policy.awaits_s)
         except Exception as error:  # also by a bug: the coordinator is busy until this run has ended
-            why = str(error) if isinstance(error, RingTuneError) else str(self._bug(error))
+            why = str(error if isinstance(error, RingTuneError) else error_of_bug(self._participants.run_id, error))
             failed.args = (f"{failed}; going back to the checkpoint of step {step} failed: {why}",)
             return None
 
-    def _stopped(self, reason: str) -> str:
-        return self._checkpoints.stopped(reason) if self._request.is_training else reason
-
-    def _finish_files(self) -> None:
+    def finish_files(self) -> None:
         """Send the profile from the run's own times, and complete the growing files, however the run ended."""
         self._collector.drop()
         if self._placed is not None:

@@ -13,14 +13,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePath
 from types import FrameType
-from typing import TypeVar
 
-from coordinator.run.driver import Driver, StatusBoard
+from coordinator.run.driver import Driver, Participants
 from coordinator.run.events import EventSink
-from coordinator.run.measurement import MeasureDriver
+from coordinator.run.measurement import MeasureWork
 from coordinator.run.members import LinkCache, Member, Registry, WakingClock
 from coordinator.run.requests import MeasureRequest, RunRequest, read_run_request, run_request_to_proto, with_initial
-from coordinator.run.run_driver import RunDriver
+from coordinator.run.run_driver import RunWork
 from coordinator.server.restart import RunHistory, resume_request, run_to_resume
 from coordinator.server.run_record import RunRecord
 from coordinator.server.run_store import RunStore
@@ -106,7 +105,6 @@ class RunLogger:
         return f"{steps}{format_seconds(time.monotonic() - self._started_s)}"
 
 
-AnyDriver = TypeVar("AnyDriver", bound=Driver)
 _MOST_LINES = 20
 """Lines a minute of one node that joins and leaves again and again."""
 _LOG = logging.getLogger(__name__)
@@ -148,7 +146,6 @@ class Coordinator:
         self._driver: Driver | None = None
         self._replaced: Driver | None = None  # by the driven one, to which it passes what is asked of it
         self._drivers: list[Driver] = []  # the driven one, and earlier ones that may still send their last event
-        self._board: StatusBoard | None = None
 
     # ---- members ----------------------------------------------------------------------------------
 
@@ -194,8 +191,8 @@ class Coordinator:
             driver = self._driver
         if was_member:
             self.tell(reason)
-        if driver is not None and node in driver.nodes:
-            driver.node_failed(node, PeerLostError(f"{reason}; the run can't use it any more"))
+        if driver is not None and node in driver.participants.nodes:
+            driver.participants.node_failed(node, PeerLostError(f"{reason}; the run can't use it any more"))
         return was_member
 
     def drain_node(self, node: str, *, undo: bool) -> str:
@@ -206,7 +203,7 @@ class Coordinator:
         with self._lock:
             if not self._registry.drain(node, undo=undo):
                 raise UsageError(f"node {node} is no member of this coordinator; 'ringtune nodes' lists them")
-            return self._driver.run_id if self._driver and node in self._driver.nodes else ""
+            return self._driver.run_id if self._driver and node in self._driver.participants.nodes else ""
 
     def tell(self, line: str) -> None:
         """Pass a line to ``say``; log it if it can't be shown."""
@@ -255,7 +252,7 @@ class Coordinator:
         """
         with self._lock:
             now_s = self._now_s()
-            busy = self._driver.nodes if self._driver else frozenset()
+            busy = self._driver.participants.nodes if self._driver else frozenset()
             return tuple(
                 (member, self._state(member, busy, now_s), now_s - member.seen_at_s)
                 for member in self._registry.all(now_s)
@@ -277,37 +274,35 @@ class Coordinator:
         *,
         takes_up: str = "",
         owner: str = "",
-        replaces: RunDriver | None = None,
+        replaces: Driver | None = None,
         without: Mapping[str, str] = {},
         num_in_vain: int = 0,
-    ) -> RunDriver:
+    ) -> Driver:
         """Start or resume a run, or evaluate a saved adapter; nodes measure unless the request has a profile.
 
-        Args:
-            request: of the run.
-            takes_up: the interrupted run that the coordinator resumes by itself.
-            owner: user in the certificate of its submitter.
-            replaces: that run, while it ends.
-            without: lost processes, as for ``Driver``.
-            num_in_vain: resumptions in a row, this one included, since the last checkpoint.
+        ``takes_up`` is the interrupted run that the coordinator resumes by itself, and ``replaces`` that run while it
+        ends. ``without`` are lost processes, as for ``Participants``, ``num_in_vain`` counts the resumptions since the
+        last checkpoint, this one included, and ``owner`` is the user in the certificate of its submitter.
 
         Raises:
             BusyError: a run or measurement is driven already.
             JobError: the job has a shorter lease than this coordinator.
             PlanError: the checkpoint is of another job or plan.
         """
-        lease_s = request.job.runtime.lease_s
 
-        def make(run_id: str, on_end: Callable[[], None]) -> RunDriver:
-            driver = RunDriver(run_id, request, self, lease_s=lease_s, on_end=on_end, awaits_nodes=self.awaits_nodes)
+        def make(run_id: str, on_end: Callable[[], None]) -> Driver:
+            participants = Participants(run_id, self, lease_s=request.job.runtime.lease_s, without=without)
+            work = RunWork(participants, request, awaits_nodes=self.awaits_nodes)
+            driver = Driver(participants, work, on_end)
             if self.kept is not None and request.is_training:
                 record = record_of(run_id, request, time.time(), takes_up=takes_up, owner=owner)
                 content = run_request_to_proto(request).SerializeToString()
-                driver.keep(self.kept.begin(record, request=content, initial=request.initial, on_saved=driver.noted))
+                participants.output.keeper = self.kept.begin(
+                    record, request=content, initial=request.initial, on_saved=driver.noted
+                )
             history = RunHistory(request, num_in_vain=num_in_vain)
-            driver.listen(history)
-            driver.without = without
-            driver.go_back = functools.partial(self._go_back, driver, request, history, owner)
+            participants.output.listeners.append(history)
+            work.go_back = functools.partial(self._go_back, driver, request, history, owner)
             return driver
 
         return self._begin(
@@ -322,14 +317,14 @@ class Coordinator:
 
     def _go_back(
         self,
-        driver: RunDriver,
+        driver: Driver,
         request: RunRequest,
         history: RunHistory,
         owner: str,
         without: Mapping[str, str],
         why: str,
         join_s: float,
-    ) -> RunDriver:
+    ) -> Driver:
         """Resume a run that ends with the loss of a node, or as an owner is back, from its newest checkpoint."""
         run_id = driver.run_id
         resumed = history.resumption(record_of(run_id, request, time.time()), join_s)
@@ -382,28 +377,26 @@ class Coordinator:
             raise UsageError("this coordinator stores no runs; it is part of a local run: see the folder of its --out")
         return self.kept
 
-    def measure(self, request: MeasureRequest, *, owner: str = "") -> MeasureDriver:
+    def measure(self, request: MeasureRequest, *, owner: str = "") -> Driver:
         """Start a measurement of the user ``owner``; raises ``BusyError`` or ``JobError``."""
-        lease_s = request.job.runtime.lease_s
-        return self._begin(
-            request.job,
-            "measurement",
-            "",
-            lambda run_id, on_end: MeasureDriver(run_id, request, self, lease_s=lease_s, on_end=on_end),
-            owner=owner,
-        )
+
+        def make(run_id: str, on_end: Callable[[], None]) -> Driver:
+            participants = Participants(run_id, self, lease_s=request.job.runtime.lease_s)
+            return Driver(participants, MeasureWork(participants, request), on_end)
+
+        return self._begin(request.job, "measurement", "", make, owner=owner)
 
     def _begin(
         self,
         job: Job,
         what: str,
         who: str,
-        make: Callable[[str, Callable[[], None]], AnyDriver],
+        make: Callable[[str, Callable[[], None]], Driver],
         *,
         owner: str,
         initial: Pieces | None = None,
         replaces: Driver | None = None,
-    ) -> AnyDriver:
+    ) -> Driver:
         if job.runtime.lease_s < self.lease_s:
             raise JobError(
                 f"runtime.lease_s = {job.runtime.lease_s:g} is shorter than this coordinator's {self.lease_s:g}; "
@@ -418,7 +411,7 @@ class Coordinator:
                         f"this coordinator drives run {self._driver.run_id} already; wait for its end or stop it"
                     )
             run_id = make_run_id(time.time(), secrets.token_bytes(4))
-            driver: AnyDriver = make(run_id, lambda: self._forget(driver))
+            driver: Driver = make(run_id, lambda: self._forget(driver))
             with contextlib.ExitStack() as undo:
                 if self.kept is not None:
                     undo.callback(self.kept.remove, run_id)
@@ -427,14 +420,13 @@ class Coordinator:
                 self.offers.put(run_id, model_folder(job), initial)
                 undo.pop_all()
             model = name_of_folder(PurePath(job.model.path))
-            driver.listen(RunLogger(what, who=who, model=model, say=self.tell))
-            for sink in self.sinks:
-                driver.listen(sink)
-            for sink in self.onlookers:
-                driver.listen(sink, closely=True)
+            output = driver.participants.output
+            logger = RunLogger(what, who=who, model=model, say=self.tell)
+            output.listeners += [logger, *self.sinks, *self.onlookers]
+            output.onlookers += self.onlookers
             with self._lock:
                 self._registry.set_lease(max(self.lease_s, job.runtime.lease_s), self._now_s())
-                self._driver, self._replaced, self._board = driver, replaces, driver.board
+                self._driver, self._replaced = driver, replaces
                 self.owners = {**(self.owners if replaces else {}), run_id: owner}
                 driver.start()
                 ending = (other for other in self._drivers if other is replaces or not other.join(0.0))
@@ -454,8 +446,8 @@ class Coordinator:
     def run_status(self) -> control_pb2.RunStatus | None:
         """Return the state of the run, or the end of the last one; None before the first."""
         with self._lock:
-            board = self._board
-        return board.read() if board else None
+            last = self._drivers[-1:]
+        return last[0].board.read() if last else None
 
     def report(self, request: control_pb2.ReportRequest) -> None:
         """Pass a node's report to the driven run, and renew the node's lease if the run takes it.
@@ -469,7 +461,7 @@ class Coordinator:
             driver = self._driver
         if driver is None or driver.run_id != request.run_id:
             raise FrameError(f"run {request.run_id} is not driven here; forget it")
-        driver.report(request)
+        driver.work.report(request)
         with self._lock:
             self._registry.touch(request.node, self._now_s())
 
@@ -496,7 +488,7 @@ class Coordinator:
         with self._lock:
             driver = self._driver
         if driver is not None:
-            driver.node_failed(node, error)
+            driver.participants.node_failed(node, error)
 
     def driven(self) -> str:
         """Return the id of the driven run or measurement; empty if there is none."""

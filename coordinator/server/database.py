@@ -444,17 +444,11 @@ def stand_by(
     is_over: Callable[[], bool],
     problem: Callable[[], str] = lambda: "",
 ) -> bool:
-    """Wait for the lease, with a copy of the runs that is a lease old at most; raises ``StorageError``.
+    """Wait for the lease; return whether this coordinator has it now; raises ``StorageError``.
 
-    Args:
-        database: of the lease.
-        copy: completes the copy.
-        say: takes a line about the coordinator that acts, or about what keeps this one from it.
-        is_over: waits a moment; returns whether this process is to end.
-        problem: returns why this coordinator can't act, empty = it can; asked once a lease.
-
-    Returns:
-        Whether this coordinator has the lease now.
+    ``copy`` completes the copy of the runs, which is a lease old at most. ``say`` takes a line about the coordinator
+    that acts, or about what keeps this one from it. ``is_over`` waits a moment and returns whether this process is to
+    end. ``problem`` returns why this coordinator can't act, empty = it can; it is asked once a lease.
     """
     why = problem()
     holder, copied_s, told = why or database.take(), -math.inf, ""

@@ -79,12 +79,8 @@ class Rotation:
     ) -> Rotation | None:
         """Return the rotation at a time, which is this one while nothing changes; None = it is over.
 
-        Args:
-            now_unix_s: present time.
-            unconfirmed: as ``unconfirmed`` returns them.
-            waiting: who needs the old authority: parties that have not moved, and open tokens.
-            is_settled: whether ``unconfirmed`` is complete, which it is not while members join a coordinator that was
-                started again.
+        ``waiting`` are parties that have not moved, and open tokens: they need the old authority. ``is_settled`` is
+        false while members join a coordinator that was started again, so that ``unconfirmed`` is not complete.
         """
         if self.phase is Phase.INTRODUCING and (now_unix_s >= self.issues_unix_s or (is_settled and not unconfirmed)):
             return dataclasses.replace(self, phase=Phase.ISSUING)

@@ -170,17 +170,9 @@ def to_drop(
     """Choose runs to delete, oldest first: old ones, and fetched ones while all together are too large.
 
     A run that ended before its plan counts as fetched, and of one user ``_MAX_UNPLANNED`` of them stay. Otherwise a
-    chain of runs that resume each other is deleted as a whole.
-    Example: with 7 days, a run that was fetched and ended 8 days ago is deleted; one that was not fetched stays for
-    ``keep_unfetched_days``.
-
-    Args:
-        records: of all runs.
-        now_unix_s: wall clock.
-        keep_days: days for fetched runs, since their end.
-        keep_bytes: limit of all runs together; runs that were not fetched are never deleted for it.
-        keep_unfetched_days: days for runs that were not fetched; infinite = for ever.
-        busy: runs that are being read now.
+    chain of runs that resume each other is deleted as a whole. Runs that are being read (``busy``) stay.
+    Example: with ``keep_days`` = 7, a run that was fetched and ended 8 days ago is deleted; one that was not fetched
+    stays for ``keep_unfetched_days``, whatever ``keep_bytes``, the limit of all runs together.
     """
     records, unplanned = in_order(records), dict[str, list[str]]()
     for record in records:

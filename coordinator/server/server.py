@@ -24,7 +24,6 @@ from coordinator.run.driver import Driver
 from coordinator.run.events import now_unix_s
 from coordinator.run.members import Member, rack_of
 from coordinator.run.requests import Evaluation, MeasureRequest, RunRequest, receive_run_request
-from coordinator.run.run_driver import RunDriver
 from coordinator.server.certificate_authority import TrustKeeper
 from coordinator.server.coordinator import Coordinator
 from ringtune import __version__
@@ -336,7 +335,7 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
         inputs: Iterator[control_pb2.EvaluateInput],
         make_folder: Callable[[], Path],
         caller: CertificateFacts | None,
-    ) -> RunDriver:
+    ) -> Driver:
         first, folder = next(inputs, control_pb2.EvaluateInput()).request, make_folder()
         if first.owner and self._keeper is not None and caller is not None and caller.has_own_runs_only:
             self._keeper.require_inviter(first.owner, caller.party.name)

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from coordinator.client.checkpoints import RunCheckpoints
-from ringtune.errors import DataError, InterruptedRunError, UsageError
+from ringtune.errors import DataError, InterruptedRunError
 from tests.support.killing import LAUNCHER, NODES, STEPS, LocalRun, run_whole, steps_of_metrics, write_inputs
 from tests.support.processes import RUN_S
 from tests.support.results import largest_difference, trained_in
@@ -167,23 +167,6 @@ def test_resume_that_would_be_another_run_is_refused(whole: Whole, tmp_path: Pat
     assert "its rows, or their order, are not those that the run began with" in run.errors
 
 
-def test_resume_of_a_finished_run_leaves_it_alone(whole: Whole) -> None:
-    """Nothing is started; report, trace and adapter are as they were."""
-    job, _ = whole
-    done = job.parent / "whole"
-    before = results_of(done)
-    run = run_whole(job, done, "--resume")
-    assert run.code == UsageError.exit_code
-    assert "is finished, nothing was changed" in run.errors
-    assert results_of(done) == before
-
-
 def top_host(run: Path) -> str:
     """Return the host of the topmost blocks, which train in each step; two fast nodes may host all blocks."""
     return str(json.loads((run / "plan.json").read_text())["placements"][0]["slices"][-1]["node"])
-
-
-def results_of(run: Path) -> dict[Path, bytes]:
-    """The content of every file of a run but those of its nodes."""
-    nodes = RunCheckpoints(run).node_states()
-    return {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and not path.is_relative_to(nodes)}

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from coordinator.run.requests import MeasureRequest
 from edge.checkpoint.state_folder import CACHE_FILE
-from ringtune.costs.measurement import job_shape
 from ringtune.costs.profile import WHOLE_WORKS, Profile, Work
 from tests.support import tiny
-from tests.support.cluster import START_S, TEMPLATE, Cluster
+from tests.support.cluster import TEMPLATE
 from tests.support.typed import run_here
 
 pytestmark = pytest.mark.slow
@@ -46,14 +42,8 @@ def ringtune(state: Path, *arguments: object) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def check(profile: Profile, *, owners: tuple[str, ...]) -> None:
-    """Figures that a machine of today can have, of nodes and of links."""
-    check_nodes(profile, owners=owners)
-    check_links(profile)
-
-
 def check_nodes(profile: Profile, *, owners: tuple[str, ...]) -> None:
-    """What nodes that have data, and others, say of themselves."""
+    """What nodes that have data, and others, say of themselves: figures that a machine of today can have."""
     for node in profile.nodes:
         works = {point.work for point in node.work_times}
         owns = {Work.EMBED, Work.HEAD, Work.HEAD_FREE, Work.UPDATE_HEAD, Work.HAND_OVER}
@@ -109,48 +99,3 @@ def test_measure_on_local_nodes_is_remembered_and_used_by_a_run(tmp_path: Path) 
     recorded = {point.work: point.samples for node in left.nodes for point in node.work_times}
     measured = {point.work: point.samples for node in found.nodes for point in node.work_times}
     assert recorded[Work.HEAD] >= 16 > measured[Work.HEAD]
-
-
-@pytest.mark.thorough
-def test_measure_on_joined_nodes_is_much_faster_the_second_time(tmp_path: Path) -> None:
-    """Agents that stay read their files again and nothing else; ``fresh`` measures anew.
-
-    Counted are the agents' processor seconds: how long they are kept from a processor is no matter of theirs.
-    """
-    cluster = Cluster(tmp_path, owners=["a"], hosts=["b"])
-    with cluster.listening():
-        job = cluster.job()
-        first_s, first = measure(cluster, MeasureRequest(job=job, num_nodes=2, join_s=START_S))
-        check(first, owners=("a",))
-        assert first.nodes[0].shape == job_shape(job)
-        second_s, second = measure(cluster, MeasureRequest(job=job, num_nodes=2, join_s=START_S, with_links=False))
-        # links were left out; the disk's room and the machine's load are asked anew
-        assert [replace(node, message_s_per_byte=0.0, state_free_bytes=None, load=0.0) for node in first.nodes] == [
-            replace(node, state_free_bytes=None, load=0.0) for node in second.nodes
-        ]
-        assert all(node.state_free_bytes for node in second.nodes)
-        assert second_s < first_s / 2
-        wanted = MeasureRequest(job=job, num_nodes=2, join_s=START_S, with_links=False, is_fresh=True, one_by_one=True)
-        _, third = measure(cluster, wanted)
-        assert third.nodes[1].work_times != first.nodes[1].work_times
-
-
-def measure(cluster: Cluster, request: MeasureRequest) -> tuple[float, Profile]:
-    """Processor seconds that the nodes took for themselves, and what they found."""
-    phases: dict[str, float] = {}
-    profile = None
-    for event in cluster.coordinator.measure(request).events():
-        kind = event.WhichOneof("event")
-        assert kind != "failure", event.failure.message
-        phases[event.state or kind] = processor_s(cluster)
-        if kind == "profile_json":
-            profile = Profile.from_json(json.loads(event.profile_json))
-    assert profile is not None
-    ended_s = phases.get("measuring links", phases["profile_json"])
-    return ended_s - phases["measuring nodes"], profile
-
-
-def processor_s(cluster: Cluster) -> float:
-    """Processor seconds of all agents since they were started."""
-    times = [psutil.Process(agent.pid).cpu_times() for agent in cluster.agents.values()]
-    return sum(time.user + time.system for time in times)

@@ -28,7 +28,7 @@ from ringtune.transport.endpoints import target_of
 from ringtune.v1 import control_pb2
 from tests.support.cluster import START_S, Nodes, free_port
 from tests.support.failpoints import order_failure
-from tests.support.fake_agents import CALL_S, FakeAgent, FakeCluster, job, read_lines, steps_of
+from tests.support.fake_agents import CALL_S, FakeAgent, FakeCluster, job, read_lines, steps_of, submit
 from tests.support.kept_runs import content
 from tests.support.postgresql import postgresql
 from tests.support.processes import RUN_S, start_ringtune
@@ -127,8 +127,8 @@ def coordinators(folder: Path, url: str, lease_s: float = LEASE_S) -> Iterator[C
 
 def undisturbed(folder: Path) -> dict[str, bytes]:
     """The files of the run at one coordinator that nobody kills."""
-    with FakeCluster("a", "b") as cluster, Client(cluster.server.address) as client, RunFolder(folder) as files:
-        client.run(RunRequest(job=JOB, num_nodes=2, join_s=CALL_S), progress=Progress(), folder=files)
+    with FakeCluster("a", "b") as cluster:
+        submit(cluster, RunRequest(job=JOB, num_nodes=2, join_s=CALL_S), folder)
     return content(folder)
 
 

@@ -130,8 +130,8 @@ def test_move_that_takes_too_long_is_given_up() -> None:
     )
     (move,) = moves_of(found := result.run())
     assert found.finish == rd.Finish("", "")
-    assert (move.step, move.problem, move.part) == (4, "waited 20 s for node c to move", plan.at(0))
-    assert move.seconds == pytest.approx(21)
+    assert (move.step, move.problem, move.part) == (4, "waited 30 s for node c to move", plan.at(0))
+    assert move.seconds == pytest.approx(31)
     validate(plan, found, frozenset({1}))
 
 
@@ -139,7 +139,7 @@ def test_move_back_that_takes_too_long_ends_the_run() -> None:
     """Where a node can't go back either, the run ends, and says how it goes on."""
     plan = moving(make_plan(TWO, ["a"], num_blocks=6, num_steps=8), (2, MOVED))
     result = VirtualRing(plan, move_s=lambda move: 50.0 if move.node == "b" else 1.0, wait_s=20).run()
-    message = "waited 20 s for node b to go back; start the run again with --resume"
+    message = "waited 30 s for node b to go back; start the run again with --resume"
     assert result.finish == rd.Finish("DeadlineError", message)
 
 

@@ -26,8 +26,8 @@ import psutil
 
 from coordinator.client.local_nodes import AgentTemplate, ForkedAgent
 from coordinator.planner.given_plan import GivenPlan
+from coordinator.run.driver import Driver
 from coordinator.run.requests import RunRequest
-from coordinator.run.run_driver import RunDriver
 from coordinator.server.certificate_authority import TrustKeeper
 from coordinator.server.server import CoordinatorServer
 from ringtune.job.job import Job
@@ -82,7 +82,7 @@ class Outcome:
 class Follower:
     """Reads a run's events on a thread, so that a test can act at a chosen moment."""
 
-    def __init__(self, driver: RunDriver) -> None:
+    def __init__(self, driver: Driver) -> None:
         self.driver = driver
         self.outcome = Outcome()
         self.seen_unix_s: dict[str, float] = {}
@@ -353,7 +353,7 @@ class Hold:
                 case "step_json" if not self._after:
                     self._left -= 1
                     if self._left == 0:
-                        moving: Any = self._cluster.coordinator._driver._require_placed().migration
+                        moving: Any = self._cluster.coordinator._driver.work._require_placed().migration
                         if moving.grant != self._keep:
                             self._moving, self._grant = moving, moving.grant
                             moving.grant = self._keep

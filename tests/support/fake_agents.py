@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import json
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from safetensors.numpy import save
 from coordinator.client.follow import Outcome
 from coordinator.client.run_folder import RunFolder
 from coordinator.client.submit import Client
+from coordinator.run.events import EventSink
 from coordinator.run.requests import RunRequest
 from coordinator.run.run_text import is_step
 from coordinator.screen.progress import Progress
@@ -428,10 +429,21 @@ class Notes(Progress):
 
 def run(cluster: FakeCluster, folder: Path | None = None, *, num_nodes: int = 2, **changes: object) -> Outcome:
     """Submit the small job and follow it to its end."""
-    with Client(cluster.server.address) as client:
-        if folder is None:
-            return client.run(
-                RunRequest(job=job(**changes), num_nodes=num_nodes, join_s=0.5), progress=Progress(), folder=None
-            )
-        with RunFolder(folder) as files:
-            return client.run(RunRequest(job=job(**changes), num_nodes=num_nodes), progress=Progress(), folder=files)
+    join_s = 0.5 if folder is None else CALL_S
+    return submit(cluster, RunRequest(job=job(**changes), num_nodes=num_nodes, join_s=join_s), folder)
+
+
+def submit(
+    cluster: FakeCluster,
+    request: RunRequest,
+    folder: Path | None = None,
+    *,
+    progress: Progress | None = None,
+    sinks: Sequence[EventSink] = (),
+) -> Outcome:
+    """Submit a request and follow the run to its end, in the folder that it has, or goes on in."""
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(Client(cluster.server.address))
+        is_resumed = request.resume is not None
+        files = stack.enter_context(RunFolder(folder, resume=is_resumed)) if folder is not None else None
+        return client.run(request, progress=progress or Progress(), folder=files, sinks=sinks)

@@ -72,8 +72,8 @@ from ringtune.schedule.stages import collected_blocks
 from ringtune.schedule.turns import ITEMS_AHEAD, Evaluations, StartPoint, StepKind, Turn, next_checkpoint
 from ringtune.schedule.versions import unfreezing_steps
 
-TRAINING_PATIENCE: Final = 1.5
-"""The coordinator's time limit in training, as a multiple of a node's: the node reports first what it misses."""
+PATIENCE: Final = 1.5
+"""The coordinator's time limit of a phase, as a multiple of that of calls and nodes: they say first what they miss."""
 
 
 Planner = Callable[[Mapping[str, Any]], Plan | tuple[Plan, StartPoint]]
@@ -88,8 +88,8 @@ class RunStateMachine:
     Args:
         planner: facts by node -> plan, or (plan, start) of a run that continues; may raise errors of
             ``ringtune.errors``. None = the driver plans, as ``MakePlan`` asks.
-        plan_s: planning time of the driver beyond ``wait_s``, in seconds.
-        wait_s: time limit without progress in a phase, in seconds; in training ``TRAINING_PATIENCE`` times as long.
+        plan_s: planning time of the driver beyond that limit, in seconds.
+        wait_s: time limit of calls to nodes, in seconds; a phase may be ``PATIENCE`` times as long without progress.
         judge: as for ``TurnGrants``.
         items_ahead: as for ``TurnGrants``. Where the run can go back, at most two turns are granted instead.
         recovery: settings for losses, bad steps and nodes that join, where nodes keep copies; None = the run ends with
@@ -243,7 +243,7 @@ class RunStateMachine:
         if self.awaited:
             self._fail(*self.awaited.late())
         elif self._recovery is not None:
-            late, stuck = self._recovery.overdue(self._wait_s), self._recovery.stuck
+            late, stuck = self._recovery.overdue(PATIENCE * self._wait_s), self._recovery.stuck
             hosts = (node for node in stuck if self._course.owner(node) is None)
             lost = next(itertools.chain(self._recovery.returned, hosts), "")
             if not lost:
@@ -268,9 +268,8 @@ class RunStateMachine:
         if self.awaited:
             self._commands.append(SetTimer(PHASE_TIMER, self.awaited.until_s))
             return
-        factor = TRAINING_PATIENCE if self.phase == "training" else 1.0
         more_s = self._plan_s if self.phase == "planning" or self._chooses_for is not None else 0.0
-        self._commands.append(SetTimer(PHASE_TIMER, self._now_s + factor * self._wait_s + more_s))
+        self._commands.append(SetTimer(PHASE_TIMER, self._now_s + PATIENCE * self._wait_s + more_s))
 
     def _answered(self, node: str, phase: str) -> None:
         if self.phase != phase:
@@ -324,7 +323,7 @@ class RunStateMachine:
                 f"[audit] goes back to the last turn that was agreed on, which can't be: {why}; leave [audit] out"
             )
         self._start_point = start or self._start_point
-        self._migration = Migration(plan, self._start_point, wait_s=self._wait_s)
+        self._migration = Migration(plan, self._start_point, wait_s=PATIENCE * self._wait_s)
         if self._plan_only:
             self._release("only a plan was asked for")
             self._end("done")
@@ -1029,11 +1028,11 @@ class RunStateMachine:
 
     @property
     def _overdue(self) -> str:
+        limit_s = PATIENCE * self._wait_s
         if self.phase == "planning":
-            return f"planning took more than {self._wait_s + self._plan_s:g} s; lower runtime.plan_s or ask for less"
+            return f"planning took more than {limit_s + self._plan_s:g} s; lower runtime.plan_s or ask for less"
         if self.phase != "training":
-            return f"waited {self._wait_s:g} s in phase {self.phase} for node {', '.join(sorted(self._waiting))}"
-        limit_s = TRAINING_PATIENCE * self._wait_s
+            return f"waited {limit_s:g} s in phase {self.phase} for node {', '.join(sorted(self._waiting))}"
         if self._asked_for_best:
             nodes = ", ".join(sorted(self._asked_for_best))
             return f"waited {limit_s:g} s for the result of the best evaluation from node {nodes}"

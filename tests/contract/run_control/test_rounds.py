@@ -134,13 +134,13 @@ def test_rounds_deadline_is_not_moved_by_a_node_that_repeats_the_end_of_a_later_
 
 @pytest.mark.promise("6 every wait ends")
 def test_rounds_every_phase_sets_its_deadline() -> None:
-    """Each phase begins with a timer, training with half as much again."""
+    """Each phase begins with a timer, half as long again as the calls, which name the silent node."""
     rounds = RunStateMachine(lambda facts: PLAN, wait_s=10.0)
     timers = [rounds.handle(rd.Started(("a", "b")), 1.0)]
     timers.append(rounds.handle(rd.Inspected("a", None), 2.0) + rounds.handle(rd.Inspected("b", None), 2.0))
     timers.append(rounds.handle(rd.Prepared("a"), 3.0) + rounds.handle(rd.Prepared("b"), 3.0))
     found = [[command.at_s for command in commands if isinstance(command, SetTimer)] for commands in timers]
-    assert found == [[11.0], [12.0], [18.0]]
+    assert found == [[16.0], [17.0], [18.0]]
 
 
 def test_rounds_take_counts_of_classes_for_one_item_of_a_turn() -> None:
@@ -238,7 +238,7 @@ def test_rounds_deadline_names_the_owner_whose_loss_is_missing() -> None:
 
 
 def test_rounds_wait_for_a_result_as_long_as_it_comes() -> None:
-    """A big model over a slow link takes many times ``wait_s``; a link that stops is given up ``wait_s`` later."""
+    """A big model over a slow link takes many times ``wait_s``; one that stops is given up behind its call."""
     plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=0, eval_rows=0)
     rounds = RunStateMachine(lambda facts: plan, wait_s=300.0)
     rounds.handle(rd.Started(("a", "b")), 0.0)
@@ -246,12 +246,12 @@ def test_rounds_wait_for_a_result_as_long_as_it_comes() -> None:
         rounds.handle(event, 0.0)
     assert rounds.phase == "collecting"
     for now_s in (200.0, 400.0, 600.0, 800.0):
-        assert rounds.handle(rd.Progressed("a"), now_s) == [SetTimer("phase", now_s + 300.0)]
+        assert rounds.handle(rd.Progressed("a"), now_s) == [SetTimer("phase", now_s + 450.0)]
     rounds.handle(rd.Collected("a"), 900.0)
     assert rounds.handle(rd.Progressed("a"), 900.0) == [], "it is done, the other one is waited for"
-    assert rounds.handle(rd.Progressed("b"), 1000.0) == [SetTimer("phase", 1300.0)]
-    answer = rounds.handle(TimerFired("phase"), 1300.0)
-    assert answer[-1] == rd.Finish("DeadlineError", "waited 300 s in phase collecting for node b")
+    assert rounds.handle(rd.Progressed("b"), 1000.0) == [SetTimer("phase", 1450.0)]
+    answer = rounds.handle(TimerFired("phase"), 1450.0)
+    assert answer[-1] == rd.Finish("DeadlineError", "waited 450 s in phase collecting for node b")
 
 
 def test_rounds_wait_for_a_result_to_be_loaded_as_long_as_it_goes() -> None:
@@ -260,7 +260,7 @@ def test_rounds_wait_for_a_result_to_be_loaded_as_long_as_it_goes() -> None:
     rounds.handle(rd.Started(("a", "b")), 0.0)
     for node in ("a", "b"):
         rounds.handle(rd.Inspected(node, None), 0.0)
-    assert rounds.handle(rd.Progressed("b"), 250.0) == [SetTimer("phase", 550.0)]
+    assert rounds.handle(rd.Progressed("b"), 250.0) == [SetTimer("phase", 700.0)]
     for node in ("a", "b"):
         rounds.handle(rd.Prepared(node), 500.0)
     assert rounds.phase == "training"

@@ -23,7 +23,7 @@ from coordinator.client.saved_run import RunLocation, read_place, read_run
 from coordinator.client.submit import Client, Interrupts
 from coordinator.run.driver import Driver
 from coordinator.run.requests import RunRequest
-from coordinator.run.run_driver import RunDriver
+from coordinator.run.run_driver import RunWork
 from coordinator.screen.listing import run_table, runs_json
 from coordinator.screen.progress import JsonProgress, Progress
 from coordinator.server.coordinator import Coordinator, ShutdownSignals
@@ -254,13 +254,13 @@ def test_full_disk_of_the_coordinator_ends_the_run_with_its_checkpoints(
 
 def test_run_is_stopped_from_outside_and_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``stop`` saves; the folder of both runs together is that of one run."""
-    gate, drain = Gate(), RunDriver.drain
+    gate, drain = Gate(), Driver.drain
 
-    def drained(driver: RunDriver, reason: str) -> None:
+    def drained(driver: Driver, reason: str) -> None:
         drain(driver, reason)
         gate.open.set()
 
-    monkeypatch.setattr(RunDriver, "drain", drained)
+    monkeypatch.setattr(Driver, "drain", drained)
     with keeping(tmp_path / "kept", gate) as cluster, Client(cluster.server.address) as client:
         run_id = start(client, LONG)
         assert gate.reached.wait(CALL_S)
@@ -308,19 +308,19 @@ def test_coordinator_that_is_ended_saves_its_run_first(tmp_path: Path) -> None:
 def test_coordinator_ends_only_after_the_last_words_of_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run is not driven any more while it writes its profile, its trace and its end; nobody follows this one."""
     reached, go_on = threading.Event(), threading.Event()
-    finish, join = RunDriver._finish_files, RunDriver.join
+    finish, join = RunWork.finish_files, Driver.join
 
-    def slow(driver: RunDriver) -> None:
+    def slow(work: RunWork) -> None:
         reached.set()
         assert go_on.wait(CALL_S)
-        finish(driver)
+        finish(work)
 
-    def awaited(driver: RunDriver, timeout_s: float) -> bool:
+    def awaited(driver: Driver, timeout_s: float) -> bool:
         go_on.set()
         return join(driver, timeout_s)
 
-    monkeypatch.setattr(RunDriver, "_finish_files", slow)
-    monkeypatch.setattr(RunDriver, "join", awaited)
+    monkeypatch.setattr(RunWork, "finish_files", slow)
+    monkeypatch.setattr(Driver, "join", awaited)
     with keeping(tmp_path / "kept") as cluster, Client(cluster.server.address) as client:
         run_id = start(client)
         assert reached.wait(CALL_S)

@@ -21,8 +21,8 @@ from coordinator.client.checkpoints import RunCheckpoints, cut_metrics, find_res
 from coordinator.client.follow import Outcome
 from coordinator.client.run_folder import RunFolder
 from coordinator.client.submit import Client, Interrupts
+from coordinator.run.driver import Driver
 from coordinator.run.requests import RunRequest
-from coordinator.run.run_driver import RunDriver
 from coordinator.screen.progress import Progress
 from coordinator.server.coordinator import Coordinator
 from ringtune.errors import (
@@ -186,13 +186,13 @@ def test_drained_run_ends_with_a_checkpoint_and_its_own_exit_code(
     drained = threading.Event()
     wanted = job(train__rounds=50, train__checkpoint_every=0)
     with FakeCluster("a", "b", agents={name: {"on_grant": slow} for name in ("a", "b")}) as cluster:
-        original = RunDriver.drain
+        original = Driver.drain
 
-        def drain(driver: RunDriver, reason: str) -> None:
+        def drain(driver: Driver, reason: str) -> None:
             original(driver, reason)
             drained.set()
 
-        monkeypatch.setattr(RunDriver, "drain", drain)
+        monkeypatch.setattr(Driver, "drain", drain)
         with (
             RunFolder(tmp_path) as folder,
             Client(cluster.server.address) as client,

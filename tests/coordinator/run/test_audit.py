@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
@@ -53,12 +54,14 @@ class Audit:
         self.calls = {node: Calls() for node in plan.nodes}
         self.put: list[Any] = []
         job = Job(model=Model(path="m")).with_overrides({"audit.share": 1.0})
-        calls: Any = self.calls
+        queue = SimpleNamespace(put=self.put.append)
+        participants: Any = SimpleNamespace(run_id="r", calls=self.calls, queue=queue)
         self.plan, self.signers = plan, signers or {}
         authorities = (AUTHORITY.certificate_pem,) if signers else ()
         random_numbers, trusted = random.Random(0), lambda: authorities
-        put = self.put.append
-        self.run = RunAudit("r", job, lambda: self.facts, calls, put, put, authorities=trusted, source=random_numbers)
+        self.run = RunAudit(
+            participants, job, lambda: self.facts, queue.put, authorities=trusted, source=random_numbers
+        )
         self.turn: Turn = next(turn_sequence(plan.course))
         self.kept = self.run.granted(plan, [self.turn])
         self.opened = self.run._open[self.turn.index]

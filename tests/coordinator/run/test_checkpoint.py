@@ -16,12 +16,12 @@ import pytest
 from coordinator.planner.limits import Effort
 from coordinator.run import checkpoint, recovery
 from coordinator.run.checkpoint import CheckpointManager, Disks, ResumeChooser, ResumePoint
-from coordinator.run.driver import AbsentNodes
+from coordinator.run.driver import AbsentNodes, Participants
 from coordinator.run.members import LinkCache, Member
 from coordinator.run.recovery import GRACE_S, PeerSuspicions, Reports
 from coordinator.run.report import RunLedger
 from coordinator.run.requests import RunRequest
-from coordinator.run.run_driver import RunDriver
+from coordinator.run.run_driver import RunWork
 from ringtune.errors import IntegrityError, ModelError
 from ringtune.job.job import Job, Model
 from ringtune.run_control import events as rd
@@ -263,11 +263,11 @@ def test_node_that_an_audit_has_named_takes_no_part_in_a_resumed_run() -> None:
     assert "excluded" not in manifest(8).to_json()
     members: Any = SimpleNamespace(links=LinkCache())
     request = RunRequest(JOB, resume=Resume(plan=PLAN, manifests=(named, manifest(4))))
-    driver = RunDriver("r20261129-120000-89abcdef", request, members, lease_s=1.0, on_end=lambda: None)
+    work = RunWork(Participants("r20261129-120000-89abcdef", members, lease_s=1.0), request)
     member = Member(node="c", address="127.0.0.1:1", instance="c")
-    assert "computed otherwise" in driver._join_handler._refusal_reason(member, set())
+    assert "computed otherwise" in work._join_handler._refusal_reason(member, set())
     events = list[control_pb2.RunEvent]()
-    driver._checkpoints.log(PLAN, rd.LogKept(12, "a"), events.append, is_kept=True)
+    work._checkpoints.log(PLAN, rd.LogKept(12, "a"), events.append, is_kept=True)
     assert CheckpointManifest.from_json(json.loads(events[0].kept_turn_json)).excluded == ("c",)
 
 
@@ -474,21 +474,14 @@ def test_node_that_says_too_much_takes_nothing_from_another_one(monkeypatch: pyt
     assert checkpoints.unsaved(plan, 4) == ["b"]  # the older of its own were dropped
     # A node that has not told its shard has failed, and there is no manifest
     members: Any = SimpleNamespace(links=LinkCache())
-    driver: Any = RunDriver("r", RunRequest(JOB), members, lease_s=1.0, on_end=lambda: None)
-    driver._checkpoints, driver._placed = checkpoints, SimpleNamespace(migration=SimpleNamespace(part=plan))
-    driver._carry_out(rd.LogCheckpoint(4, "a"))
-    failed = driver._queue.get_nowait()
+    participants = Participants("r", members, lease_s=1.0)
+    work: Any = RunWork(participants, RunRequest(JOB))
+    work._checkpoints, work._placed = checkpoints, SimpleNamespace(migration=SimpleNamespace(part=plan))
+    work._carry_out(rd.LogCheckpoint(4, "a"))
+    failed = participants.queue.get_nowait()
     assert (failed.node, failed.error) == ("b", "IntegrityError")
     assert "did not report its shard of step 4; use one version everywhere" in failed.message
     assert checkpoints.saved_step == -1
-
-
-def test_digests_of_turns_that_are_repeated_are_forgotten() -> None:
-    """The run has gone back: the ends of these turns are never reported."""
-    reports = Reports(CheckpointManager("r", job(), None))
-    take(reports, number=1, copies=[copy(0, 4)], kept=[copy(0, 1)])
-    reports.forgive()
-    assert take(reports, number=2, turns_done=[0]) == [rd.TurnReported("a", 0)]
 
 
 def test_digests_of_copies_go_with_the_end_of_their_turn() -> None:
@@ -504,6 +497,11 @@ def test_digests_of_copies_go_with_the_end_of_their_turn() -> None:
     assert done == rd.TurnReported("a", 3, kept=tuple(CopyDigest(unit, f"{unit:02}") for unit in range(5)))
     with pytest.raises(IntegrityError, match="node a reports too many digests of copies"):  # of four blocks and a head
         take(reports, number=6, kept=[*given, copy(3, 4)])
+    # The ends of turns that the run repeats are never reported
+    reports = Reports(CheckpointManager("r", job(), None))
+    take(reports, number=1, copies=[copy(0, 4)], kept=[copy(0, 1)])
+    reports.forgive()
+    assert take(reports, number=2, turns_done=[0]) == [rd.TurnReported("a", 0)]
     # An owner has two copies, of embedding and head
     reports = Reports(CheckpointManager("r", job(), None))
     with pytest.raises(IntegrityError, match="node a reports too many digests of copies"):

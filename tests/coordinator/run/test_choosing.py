@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 import sys
@@ -14,22 +13,17 @@ import pytest
 
 from coordinator.client.checkpoints import RunCheckpoints, find_resume
 from coordinator.client.run_files import TablesFile
-from coordinator.client.run_folder import RunFolder
-from coordinator.client.submit import Client
 from coordinator.run.requests import RunRequest
 from coordinator.run.run_driver import choose_beside
 from coordinator.screen.plan_text import plan_text, table_text
-from coordinator.screen.progress import Progress
 from ringtune.errors import IntegrityError, PlanError, RingTuneError
 from ringtune.job.job import Job
 from ringtune.run_control import events as rd
 from ringtune.run_control.checkpoint import Resume
 from ringtune.schedule.operation_tables import Operations
-from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import NOTHING_KNOWN, StepKind, Turn
-from ringtune.storage.strict import json_digest
+from ringtune.schedule.turns import StepKind, Turn
 from tests.support.choosing import make_choice
-from tests.support.fake_agents import CALL_S, FakeAgent, FakeCluster, job, read_lines
+from tests.support.fake_agents import CALL_S, FakeAgent, FakeCluster, job, read_lines, submit
 from tests.support.plans import changed, make_plan
 
 WAIT_S = 20.0
@@ -48,8 +42,7 @@ CHOOSER = "ringtune.techniques.knapsacks"
 
 def run(cluster: FakeCluster, out: Path, *, wanted: Job = JOB, resume: Resume | None = None) -> None:
     """Run the job, or go on with it."""
-    with RunFolder(out, resume=resume is not None) as folder, Client(cluster.server.address) as client:
-        client.run(RunRequest(job=wanted, resume=resume), progress=Progress(), folder=folder)
+    submit(cluster, RunRequest(job=wanted, resume=resume), out)
 
 
 def lines_of(out: Path) -> list[tuple[Any, ...]]:
@@ -58,11 +51,25 @@ def lines_of(out: Path) -> list[tuple[Any, ...]]:
     return [tuple(str(line.get(name)) for name in names) for line in read_lines(out / "metrics.jsonl")]
 
 
+Tables = dict[tuple[StepKind, int], Operations | None]
+
+
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def granted() -> dict[str, Tables]:
+    """The tables that turns brought to each node in the run of ``whole``, by kind and first step of the turn."""
+    return {"a": {}, "b": {}}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, granted: dict[str, Tables]) -> Path:
     """The folder of a run that went through."""
+
+    def on_grant(agent: FakeAgent, turns: list[Turn]) -> None:
+        granted[agent.node] |= {(turn.kind, turn.first_step): turn.operations for turn in turns}
+        agent.stub.Report(agent.report(turns), timeout=CALL_S)
+
     out = tmp_path_factory.mktemp("whole")
-    with FakeCluster("a", "b") as cluster:
+    with FakeCluster("a", "b", agents={name: {"on_grant": on_grant} for name in granted}) as cluster:
         run(cluster, out)
     return out
 
@@ -112,33 +119,9 @@ def goes_on(out: Path, step: int, whole: Path) -> None:
     assert lines_of(out) == lines_of(whole)
 
 
-def test_choosing_without_its_table_does_not_go_on(whole: Path) -> None:
-    """A manifest that lacks the table in force would lead to another run; it is refused before any node is asked."""
-    manifest = RunCheckpoints(whole).read()[0][0]
-    plan = Plan.from_json(json.loads((whole / "plan.json").read_text()))
-    resume = Resume(plan=plan, manifests=(type(manifest).from_json(_forgotten(manifest.to_json())),))
-    with pytest.raises(PlanError, match="the checkpoint of step 12 has no table of operations"):
-        resume.check(JOB)
-
-
-def _forgotten(value: dict[str, Any]) -> dict[str, Any]:
-    """A manifest without its table, whole in itself."""
-    kept = {name: item for name, item in value.items() if name not in ("operations", "digest")}
-    digested = {name: item for name, item in kept.items() if name != "unfreezing"}
-    return {**kept, "digest": json_digest(digested)}
-
-
-def test_choosing_reaches_every_node_with_its_turn(tmp_path: Path) -> None:
+def test_choosing_reaches_every_node_with_its_turn(whole: Path, granted: dict[str, Tables]) -> None:
     """Every train turn carries the table of its step to every node, score turns the one before."""
-    granted: dict[str, dict[tuple[StepKind, int], Operations | None]] = {"a": {}, "b": {}}
-
-    def on_grant(agent: FakeAgent, turns: list[Turn]) -> None:
-        granted[agent.node] |= {(turn.kind, turn.first_step): turn.operations for turn in turns}
-        agent.stub.Report(agent.report(turns), timeout=CALL_S)
-
-    with FakeCluster("a", "b", agents={name: {"on_grant": on_grant} for name in granted}) as cluster:
-        run(cluster, tmp_path)
-    tables = {table.step: table.operations for table in TablesFile(tmp_path).read()}
+    tables = {table.step: table.operations for table in TablesFile(whole).read()}
     assert granted["a"] == granted["b"]
     found = granted["a"]
     assert [found[StepKind.TRAIN, step] for step in range(0, 12, 2)] == [
@@ -248,12 +231,6 @@ def test_choosing_answers_with_the_table_or_the_error(monkeypatch: pytest.Monkey
 AUTO = job(train__max_steps=24, train__checkpoint_every=12, unfreeze__at="auto", unfreeze__patience_steps=4)
 
 
-def run_auto(cluster: FakeCluster, out: Path, *, resume: Resume | None = None) -> None:
-    """Run the job, or go on with it."""
-    with RunFolder(out, resume=resume is not None) as folder, Client(cluster.server.address) as client:
-        client.run(RunRequest(job=AUTO, resume=resume), progress=Progress(), folder=folder)
-
-
 @pytest.fixture(scope="module")
 def unfrozen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run whose turns were granted with the decisions before them, at every node the same."""
@@ -264,7 +241,7 @@ def unfrozen(tmp_path_factory: pytest.TempPathFactory) -> Path:
         agent.stub.Report(agent.report(turns), timeout=CALL_S)
 
     with FakeCluster("a", "b", agents={name: {"on_grant": on_grant} for name in granted}) as cluster:
-        run_auto(cluster, out)
+        run(cluster, out, wanted=AUTO)
     assert granted["a"] == granted["b"]
     assert [granted["a"][step] for step in (8, 10, 14, 16, 22)] == [(), (10,), (10,), (10, 16), (10, 16, 22)]
     return out
@@ -288,22 +265,10 @@ def test_unfreezing_goes_on_with_the_decisions_of_the_whole_run(stopped: Path) -
     resume = find_resume(stopped, AUTO, print)
     assert resume is not None and resume.manifests[0].unfreezing.unfreeze_at == (10,)
     with FakeCluster("a", "b") as cluster:
-        run_auto(cluster, stopped, resume=resume)
+        run(cluster, stopped, wanted=AUTO, resume=resume)
     assert [(line["step"], line.get("depth")) for line in read_lines(stopped / "metrics.jsonl")] == unfrozen
     report = json.loads((stopped / "report.json").read_text())
     assert (report["unfreeze_at"], report["whole"]["steps"]) == ([10, 16, 22], 24)
-
-
-def test_unfreezing_without_its_losses_does_not_go_on(stopped: Path) -> None:
-    """A manifest that lacks them would lead to another run; it is refused before any node is asked."""
-    path = RunCheckpoints(stopped).path(12)
-    value = json.loads(path.read_text())
-    del value["unfreezing"], value["digest"]
-    manifest = RunCheckpoints(stopped).read()[0][0]
-    forgotten = dataclasses.replace(manifest, unfreezing=NOTHING_KNOWN)
-    path.write_text(json.dumps({**value, "digest": forgotten.digest}))
-    with pytest.raises(PlanError, match="what is known of the losses is of 0 turns, step 12 comes after 6"):
-        find_resume(stopped, AUTO, print)
 
 
 def test_unfreezing_is_shown_as_deep_as_it_can_get() -> None:

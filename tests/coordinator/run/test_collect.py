@@ -7,6 +7,7 @@ import json
 import re
 import struct
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -135,7 +136,7 @@ def test_part_that_is_not_as_planned_is_refused() -> None:
         check_parts({"a": {"adapter.safetensors": Pieces.of(save(blocks(0, 1)))}, "b": {}}, WANTED)
 
 
-BAD_PARTS: list[tuple[dict[str, Any] | None, str]] = [
+BAD_PARTS: list[tuple[dict[str, Any] | bytes | None, str]] = [
     (None, "node b sent no adapter.safetensors"),
     ({}, "0 numbers in block 2, but the plan has 3"),
     (blocks(2), "0 numbers in block 3"),
@@ -149,24 +150,11 @@ BAD_PARTS: list[tuple[dict[str, Any] | None, str]] = [
     (blocks(2, 3, **{"bert.embeddings.x": numpy.ones(1, dtype=numpy.float32)}), "which it may not send"),
     (blocks(2, 3, **{f"bert.encoder.layer.{'9' * 5000}.x": numpy.ones(1, dtype=numpy.float32)}), "it may not send"),
     (blocks(2, 3, **{"\x1b[2J": numpy.ones(1, dtype=numpy.float32)}), "it may not send"),
+    # no files at all: deep, endless, of long names
+    ((60_000).to_bytes(8, "little") + b'{"a":' * 10_000 + b"[" * 10_000, "is damaged"),
+    (with_header({"a": {"dtype": "F32", "shape": [1 << 70] * 4000, "data_offsets": [0, 4]}}, b"0000"), "is damaged"),
+    (with_header({"a" * 70_000: {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}, b"0000"), "is damaged"),
 ]
-
-
-def test_file_that_is_none_is_refused_as_damaged() -> None:
-    """Deep, endless, infinite: an error of ours with the node, and a short one."""
-    for content in (
-        with_header([], b""),
-        b"[" * 200_000,
-        (60_000).to_bytes(8, "little") + b'{"a":' * 10_000 + b"[" * 10_000,
-        (1 << 40).to_bytes(8, "little") + b"{}",
-        with_header({"a": {"dtype": "F32", "shape": [float("inf")], "data_offsets": [0, 4]}}, b"0000"),
-        with_header({"a": {"dtype": "F32", "shape": [1 << 70] * 4000, "data_offsets": [0, 4]}}, b"0000"),
-        with_header({"a" * 70_000: {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}, b"0000"),
-        with_header({"__metadata__": {"a": 1}}, b""),
-    ):
-        with pytest.raises(IntegrityError, match="node b") as caught:
-            check("b", content)
-        assert len(str(caught.value)) < 600, content[:80]
 
 
 def test_long_header_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,18 +371,24 @@ def test_model_goes_back_to_nodes_in_parts(tmp_path: Path, shard_bytes: int) -> 
         assert names_in(part["model.safetensors"]) == names
 
 
+def participants_of(node: Any, hear: Callable[[Any], object] = print) -> Any:
+    """A run's only node, and who takes the events of its answers."""
+    output = SimpleNamespace(emit=print)
+    return SimpleNamespace(calls={"a": node}, output=output, hear=lambda name, events: hear(events))
+
+
 def test_best_result_before_stays_until_all_have_sent_the_next() -> None:
     """A run that is stopped meanwhile goes on from the one before: its last checkpoint names that."""
     asked: list[set[int]] = []
     node = SimpleNamespace(collect=lambda request, *_, **__: asked.append(set(request.needed_steps)))
     wanted = job(train__method="hift", train__keep_best=True, train__eval_every=2, adapter__config="full")
-    collector = ResultCollector(wanted, print, print, print)
+    collector = ResultCollector(participants_of(node), wanted)
     part = make_plan([("a", 0, 4)], ["a"])
     for number, step in enumerate((4, 8), start=1):
         command = rd.CollectBest("a", step, number, with_head=True, with_private=False)
-        collector.carry_out(command, {"a": node}, part, needed_steps=(2,))  # type: ignore[dict-item]
+        collector.carry_out(command, part, needed_steps=(2,))
         if step == 4:
-            collector.carry_out(rd.LogBest(step, number), {}, part)
+            collector.carry_out(rd.LogBest(step, number), part)
     collector.drop()
     assert asked == [{2}, {2, 4}]
 
@@ -405,11 +399,11 @@ def test_answer_to_an_outdated_request_is_no_part_of_the_best_result() -> None:
     node = SimpleNamespace(collect=lambda *_, on_result, **__: answers.append(on_result))
     heard: list[rd.Event] = []
     wanted = job(train__keep_best=True, train__eval_every=2)
-    collector = ResultCollector(wanted, print, lambda node, events: heard.extend(events), print)
+    collector = ResultCollector(participants_of(node, heard.extend), wanted)
     part = make_plan([("a", 0, 4)], ["a"])
     for number, step in enumerate((4, 8), start=1):
         command = rd.CollectBest("a", step, number, with_head=True, with_private=False)
-        collector.carry_out(command, {"a": node}, part)  # type: ignore[dict-item]
+        collector.carry_out(command, part)
     for answer, content in zip(reversed(answers), (b"new", b"old"), strict=True):
         answer({ADAPTER_FILE: Pieces.of(content)})
     collector.drop()

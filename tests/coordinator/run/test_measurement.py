@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -34,16 +35,14 @@ from ringtune.errors import (
 )
 from ringtune.schedule.turns import Turn
 from ringtune.v1 import control_pb2
-from tests.support.fake_agents import CALL_S, MODEL, FakeAgent, FakeCluster, facts, job
+from tests.support.fake_agents import CALL_S, MODEL, FakeAgent, FakeCluster, facts, job, submit
 
 HOSTS: dict[str, dict[str, Any]] = {name: {"host": f"127.0.0.{index}"} for index, name in enumerate("abcd", start=1)}
 
 
 def run(cluster: FakeCluster, **options: Any) -> Outcome:
     """Run the small job on every node."""
-    with Client(cluster.server.address) as client:
-        request = RunRequest(job=job(), num_nodes=len(cluster.agents), **options)
-        return client.run(request, progress=Progress(), folder=None)
+    return submit(cluster, RunRequest(job=job(), num_nodes=len(cluster.agents), **options))
 
 
 def links_asked(cluster: FakeCluster) -> list[str]:
@@ -348,19 +347,20 @@ def test_measurement_gives_up_on_a_node_that_does_not_answer(
             go_on.set()
 
 
-def test_measurement_and_run_exclude_each_other() -> None:
-    """One at a time: a run beside it would be in its figures. Whoever submits second is told who drives."""
+def test_measurement_excludes_others_and_stops_when_it_is_told_to() -> None:
+    """A run beside it would be in its figures: whoever submits second is told who drives.
+
+    As it stops, also when the user goes away, calls under way are cancelled and nodes released.
+    """
     asked, go_on = threading.Event(), threading.Event()
-    with FakeCluster("a") as cluster:
+    with FakeCluster("a") as cluster, ThreadPoolExecutor(1) as pool:
 
         def hold() -> None:
             asked.set()
             go_on.wait(CALL_S)
 
         cluster.agents["a"].on_inspect = hold
-        found: list[Profile] = []
-        first = threading.Thread(target=lambda: found.append(measure(cluster)))
-        first.start()
+        first = pool.submit(measure, cluster)
         assert asked.wait(CALL_S)
         status = cluster.server.coordinator.run_status()
         assert status is not None and status.phase == "measuring nodes"
@@ -368,36 +368,11 @@ def test_measurement_and_run_exclude_each_other() -> None:
             measure(cluster)
         with pytest.raises(FrameError, match="is a measurement"):
             cluster.server.coordinator.report(control_pb2.ReportRequest(run_id=status.run_id, node="a"))
-        go_on.set()
-        first.join(CALL_S)
-        assert len(found) == 1
-
-
-def test_measurement_stops_when_it_is_told_to() -> None:
-    """Calls under way are cancelled and nodes released, as when the user goes away."""
-    asked, go_on = threading.Event(), threading.Event()
-    errors: list[BaseException] = []
-    with FakeCluster("a") as cluster:
-
-        def hold() -> None:
-            asked.set()
-            go_on.wait(CALL_S)
-
-        def run() -> None:
-            try:
-                measure(cluster)
-            except InterruptedRunError as error:
-                errors.append(error)
-
-        cluster.agents["a"].on_inspect = hold
-        caller = threading.Thread(target=run)
-        caller.start()
-        assert asked.wait(CALL_S)
         assert cluster.server.coordinator.stop("enough", CALL_S)
-        caller.join(CALL_S)
+        with pytest.raises(InterruptedRunError, match=r"^enough$"):
+            first.result(CALL_S)
         go_on.set()
         assert cluster.agents["a"].released.wait(CALL_S)
-    assert [str(error) for error in errors] == ["enough"]
 
 
 def test_measurement_times_frozen_weights_as_a_run_would_hold_them() -> None:

@@ -9,18 +9,18 @@ import threading
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
 
 from coordinator.run.checkpoint import CheckpointManager
+from coordinator.run.driver import Participants
 from coordinator.run.join import JoinHandler, KnownNodes, refusal_reason
 from coordinator.run.members import MAX_BETWEEN_S, Member, Registry, WakingClock, check_reachable
-from coordinator.run.node_client import AgreedModel
 from coordinator.run.recovery import Reports
 from coordinator.run.requests import RunRequest
-from coordinator.run.run_driver import RunDriver
+from coordinator.run.run_driver import RunWork
 from ringtune.errors import BusyError, ConnectionFailedError, DataError, FrameError, IntegrityError
 from ringtune.run_control.state_machine import RunStateMachine
 from ringtune.schedule.methods import Hift, RingAda
@@ -139,14 +139,10 @@ def passed_s(machine: Machine, clock: WakingClock, seconds: float, every_s: floa
 
 
 def test_clock_of_a_process_that_runs_is_the_machines() -> None:
-    """However busy it is."""
+    """However busy it is, and however long one piece of its work takes, which puts no deadline off."""
     for every_s in [0.01, 0.25, MAX_BETWEEN_S]:
         machine = Machine()
         assert passed_s(machine, WakingClock(machine, machine.idle), 60.0, every_s) == pytest.approx(60.0)
-
-
-def test_clock_of_a_process_that_works_goes_on() -> None:
-    """However long one piece of work takes: a member that keeps it at work puts no deadline off."""
     machine = Machine()
     assert passed_s(machine, WakingClock(machine, machine), 60.0, 4 * MAX_BETWEEN_S) == pytest.approx(60.0)
 
@@ -181,7 +177,9 @@ class Going:
         self.cluster = cluster
         self._notes: queue.Queue[str] = queue.Queue()
         cluster.server.coordinator.sinks.append(self._hear)
-        self.driver: RunDriver = cluster.server.coordinator.run(RunRequest(job=job(**changes), num_nodes=2))
+        self.driver = cluster.server.coordinator.run(RunRequest(job=job(**changes), num_nodes=2))
+        self.participants = self.driver.participants
+        self.work = cast(RunWork, self.driver.work)
         assert all(cluster.agents[name].granted.wait(CALL_S) for name in "ab")
 
     def _hear(self, event: control_pb2.RunEvent) -> None:
@@ -216,7 +214,7 @@ def test_node_that_comes_is_asked_and_may_have_blocks(cluster: FakeCluster) -> N
     agent = come(cluster)
     assert going.note_of("c").startswith("node c may get blocks of this run")
     assert agent.log == ["inspect"] and agent.inspected.measure and agent.inspected.measure_s == 1.0
-    assert going.driver.nodes == {"a", "b", "c"} == {*going.driver._join_handler.facts}
+    assert going.participants.nodes == {"a", "b", "c"} == {*going.work._join_handler.facts}
     going.driver.stop("test")
     assert agent.released.wait(CALL_S)
 
@@ -236,10 +234,10 @@ def test_node_that_comes_and_goes_is_asked_no_more_until_turns_have_ended(cluste
     assert going.note_of("c").endswith("it has joined more than 5 times in 50 turns; start it again later")
     again(7)
     was_taken = threading.Event()
-    going.driver._queue.put(was_taken.set)
+    going.participants.queue.put(was_taken.set)
     assert was_taken.wait(CALL_S)
     for _ in range(50):
-        going.driver._rounds.joins.end_turn()
+        going.work._rounds.joins.end_turn()
     again(8)
     assert going.note_of("c").startswith("node c may get blocks")
     assert agent.log.count("inspect") == 6
@@ -263,7 +261,7 @@ def test_node_that_does_not_fit_takes_no_part_and_the_run_goes_on(
     come(cluster, **values)
     note = going.note_of("c")
     assert "takes no part in this run" in note and why in note
-    assert going.driver.nodes == {"a", "b"}
+    assert going.participants.nodes == {"a", "b"}
     going.driver.stop("test")
 
 
@@ -293,12 +291,12 @@ def test_run_that_waits_for_room_asks_members_that_had_no_part(cluster: FakeClus
     going = Going(cluster, placement__replan="never")
     agent = come(cluster)
     assert "takes no part" in going.note_of("c") and agent.log == []
-    machine: Any = going.driver._rounds
-    going.driver._join_handler.ask_others()  # nobody is awaited
+    machine: Any = going.work._rounds
+    going.work._join_handler.ask_others()  # nobody is awaited
     machine.awaited.for_room("CapacityError", "nothing fits", ("b",), time.monotonic() + 60.0)
-    going.driver._join_handler.ask_others()
+    going.work._join_handler.ask_others()
     assert going.note_of("c") == "node c is back; resuming"
-    assert agent.log == ["inspect"] and going.driver.nodes == {"a", "b", "c"}
+    assert agent.log == ["inspect"] and going.participants.nodes == {"a", "b", "c"}
     going.driver.stop("test")
 
 
@@ -334,28 +332,23 @@ def test_owner_that_was_left_out_and_joins_is_told_what_becomes_of_its_rows(
 
 def test_run_that_begins_without_owners_asks_those_that_are_there() -> None:
     """They were left out in an earlier part of the run; other members are asked when they join."""
-    joined = list[Any]()
     members: Any = SimpleNamespace(living=lambda: (member("a"), member("b"), member("c")))
+    participants = Participants("run", members, lease_s=1.0)
+    reports = Reports(CheckpointManager("run", job(), None))
     handler = JoinHandler(
-        "run",
+        participants,
         RunRequest(job=job()),
-        members,
         RunStateMachine(None),
-        Reports(CheckpointManager("run", job(), None)),
-        lease_s=1.0,
-        put=joined.append,
-        nodes=frozenset,
+        reports,
         feed=lambda event: None,
-        note=lambda line: None,
-        admit=lambda one, calls: "",
         addresses={},
-        models=AgreedModel(lambda: None),
         shards_run="run",
     )
     books: Any = None
     plan = Plan(without_owner(KNOWN.plan.course, "b", 1), KNOWN.plan.placements)
     handler.begin(KnownNodes(plan, {"a": facts("a")}), books, books)
-    assert [(entry.func, *entry.args) for entry in joined] == [(handler._consider, member("b"))]
+    entry = participants.queue.get_nowait()
+    assert (entry.func, *entry.args) == (handler._consider, member("b")) and participants.queue.empty()
 
 
 def test_report_of_a_former_process_is_refused(cluster: FakeCluster) -> None:
@@ -376,10 +369,10 @@ def test_report_of_a_former_process_is_refused(cluster: FakeCluster) -> None:
     assert coordinator.silent_for_s("a", node.address) == 0.0
     for name in ("z", "y"):  # one note: such names have no end
         with pytest.raises(IntegrityError, match=f"node {name} is not in run .*; start it again"):
-            going.driver.report(control_pb2.ReportRequest(run_id=node.run_id, node=name, number=1))
+            going.work.report(control_pb2.ReportRequest(run_id=node.run_id, node=name, number=1))
     last = control_pb2.ReportRequest(run_id=node.run_id, node="b", number=1, notes=["node b is last"])
     last.instance = cluster.agents["b"].address
-    going.driver.report(last)
+    going.work.report(last)
     assert going.note_of("a").startswith("node a of the run is another process: a report in its name is refused")
     assert going.note_of("z").startswith("node z is not in the run")
     assert going._notes.get(timeout=CALL_S) == "node b is last"
@@ -405,36 +398,36 @@ def test_members_without_a_part_end_no_run(cluster: FakeCluster) -> None:
     wrong = control_pb2.StepReport(seq=0, step=1, kind="train")
     for request in (control_pb2.ReportRequest(), control_pb2.ReportRequest(number=1, steps=[wrong])):
         request.run_id, request.node, request.instance = going.driver.run_id, "c", cluster.agents["c"].address
-        going.driver.report(request)
+        going.work.report(request)
     about: dict[str, Any] = {"run_id": going.driver.run_id, "node": "a", "instance": cluster.agents["a"].address}
     for number in (1, 2):
-        going.driver.report(control_pb2.ReportRequest(**about, number=number, notes=["node a is here"] * 1000))
+        going.work.report(control_pb2.ReportRequest(**about, number=number, notes=["node a is here"] * 1000))
     notes = [going.note_of("a") for _ in range(1001)]
     assert notes == ["node a is here"] * 1000 + ["node a has more than 1,000 notes, left out here"]
-    going.driver._waiting_bytes["a"] += 32 << 20  # as if the run's thread had not come to them
+    going.work._waiting_bytes["a"] += 32 << 20  # as if the run's thread had not come to them
     with pytest.raises(BusyError, match="reports of node a are not read yet"):
-        going.driver.report(control_pb2.ReportRequest(**about, number=3))
+        going.work.report(control_pb2.ReportRequest(**about, number=3))
     going.driver.stop("test")
 
 
 def test_reports_without_end_put_no_deadline_off_and_fill_no_file(cluster: FakeCluster) -> None:
     """A deadline is behind what has come before it; of a node no more actions count than it was granted."""
     going = Going(cluster)
-    driver, node, recorder = going.driver, cluster.agents["b"], going.driver._require_placed().recorder
+    node, recorder = cluster.agents["b"], going.work._require_placed().recorder
     report = control_pb2.ReportRequest(run_id=node.run_id, node="b", instance=node.address, number=1)
     for _ in range(2 * recorder._most_spans):
         report.spans.add(action="F0.0[0,1)", start_unix_s=1.0, end_unix_s=2.0)
-    driver.report(report)
+    going.work.report(report)
 
     def again() -> None:
-        driver._queue.put(again)
+        going.participants.queue.put(again)
 
     again()
-    late: Any = itertools.repeat(driver._now_s() + 1e6).__next__
-    driver._now_s = late
-    assert driver.join(CALL_S)
-    assert driver._finish is not None and driver._finish.error == "DeadlineError"
-    assert "s for turn 0 of node a (from step 0): not done by a, b" in driver._finish.message
+    late: Any = itertools.repeat(going.participants.now_s() + 1e6).__next__
+    going.participants.now_s = late
+    assert going.driver.join(CALL_S)
+    assert going.work._finish is not None and going.work._finish.error == "DeadlineError"
+    assert "s for turn 0 of node a (from step 0): not done by a, b" in going.work._finish.message
     assert 0 < recorder.ledger.nodes["b"].num_actions == recorder._most_spans
 
 

@@ -321,11 +321,11 @@ def test_figures_of_a_node_that_is_prepared_rests_and_moves_are_in_the_books() -
         move=lambda _, on_result, **__: on_result(control_pb2.MoveReply(fetched_bytes=3, hosted_bytes=7)),
     )
     heard: list[Iterator[rd.Event]] = []
-    books = RunLedger(PLAN, job_of())
-    hear, checkpoints = (lambda node, events: heard.append(events)), CheckpointManager("r", job_of(), None)
-    driver = MigrationDriver(
-        PLAN, job_of(), checkpoints, {}, dict.fromkeys("ab", calls), print, hear, NOT_PLANNED, books
+    books, checkpoints = RunLedger(PLAN, job_of()), CheckpointManager("r", job_of(), None)
+    participants: Any = SimpleNamespace(
+        calls=dict.fromkeys("ab", calls), queue=queue.SimpleQueue(), hear=lambda node, events: heard.append(events)
     )
+    driver = MigrationDriver(participants, PLAN, job_of(), checkpoints, {}, NOT_PLANNED, books)
     driver.prepare(rd.Prepare("b", PLAN), None)
     found = books.nodes["b"].figures
     assert found["hosted_bytes"] == 0, "the run's thread reads it"

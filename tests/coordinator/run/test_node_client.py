@@ -118,16 +118,16 @@ def wait_for(event: threading.Event) -> None:
 
 @contextmanager
 def calls_to(
-    node: Node, *, lease_s: float, wait_s: float = WAIT_S
-) -> Iterator[tuple[AgentCalls, Callable[[], RingTuneError]]]:
-    """Calls to a node, and its first failure."""
+    node: control_pb2_grpc.AgentServicer, *, lease_s: float = 60.0, wait_s: float = WAIT_S
+) -> Iterator[tuple[AgentCalls, queue.SimpleQueue[RingTuneError]]]:
+    """Calls to a node, and their failures."""
     failures: queue.SimpleQueue[RingTuneError] = queue.SimpleQueue()
     server = Server("127.0.0.1:0", lambda made: control_pb2_grpc.add_AgentServicer_to_server(node, made))
     calls = AgentCalls(
         "pi", server.address, "r", lease_s=lease_s, wait_s=wait_s, on_failure=lambda _, error: failures.put(error)
     )
     try:
-        yield calls, lambda: failures.get(timeout=WAIT_S)
+        yield calls, failures
     finally:
         calls.close()
         server.stop(0.0)
@@ -137,7 +137,7 @@ def test_node_that_answers_lives_also_one_of_an_older_build(monkeypatch: pytest.
     """It is asked beside the call under way; without a process there is no answer."""
     monkeypatch.setattr(file_calls, "ALIVE_S", WAIT_S)
     heard: queue.SimpleQueue[bool] = queue.SimpleQueue()
-    with calls_to(Node([]), lease_s=60.0) as (calls, _):
+    with calls_to(Node([])) as (calls, _):
         calls.ask_alive(heard.put)
         assert heard.get(timeout=WAIT_S)
         gone = AgentCalls("pi", "127.0.0.1:1", "r", lease_s=60.0, wait_s=WAIT_S, on_failure=lambda *_: None)
@@ -150,7 +150,7 @@ def test_result_may_take_as_long_as_it_comes(tmp_path: Path, monkeypatch: pytest
     """The call has no deadline of its own: whoever waits hears of each message, and gives up when none comes."""
     monkeypatch.setattr(file_calls, "_PROGRESS_S", 0.0)
     heard: queue.SimpleQueue[str] = queue.SimpleQueue()
-    with calls_to(Node([]), lease_s=60.0) as (calls, _):
+    with calls_to(Node([])) as (calls, _):
         calls.collect(
             control_pb2.CollectRequest(),
             tmp_path,
@@ -181,9 +181,9 @@ class Dripping(Node):
 def test_result_that_never_ends_is_the_failure_of_its_node(tmp_path: Path) -> None:
     """Empty messages are no progress: they end after ``wait_s``, and the node is named; it is made to stop."""
     node = Dripping()
-    with calls_to(node, lease_s=60.0, wait_s=0.05) as (calls, failure):
+    with calls_to(node, wait_s=0.05) as (calls, failures):
         calls.collect(control_pb2.CollectRequest(), tmp_path, max_bytes=CHUNK_BYTES, on_result=lambda files: None)
-        error = failure()
+        error = failures.get(timeout=WAIT_S)
         assert node.has_ended.wait(WAIT_S)
     assert type(error) is IntegrityError
     assert re.match(
@@ -195,7 +195,7 @@ def test_saved_result_may_take_as_long_as_it_goes(monkeypatch: pytest.MonkeyPatc
     """As above, on the way to a node."""
     monkeypatch.setattr(file_calls, "_PROGRESS_S", 0.0)
     node, heard = Node([]), queue.SimpleQueue[str]()
-    with calls_to(node, lease_s=60.0) as (calls, _):
+    with calls_to(node) as (calls, _):
         calls.prepare(
             control_pb2.PrepareRequest(),
             saved={"adapter.safetensors": Pieces.of(bytes(3 * CHUNK_BYTES))},
@@ -215,7 +215,7 @@ def test_node_fetches_ahead_beside_all_other_calls() -> None:
         request = control_pb2.PrepareRequest(placement_number=placement_number)
         calls.fetch_ahead(request, on_result=heard.put, on_failed=lambda error: heard.put(str(error)))
 
-    with calls_to(node, lease_s=60.0) as (calls, _):
+    with calls_to(node) as (calls, _):
         ask(1)
         assert node.moves.get(timeout=WAIT_S) == 0
         calls.grant(TURNS[:1])
@@ -232,7 +232,7 @@ def test_node_fetches_ahead_beside_all_other_calls() -> None:
 def test_node_moves_elsewhere_instead_at_once(*, has_begun: bool) -> None:
     """A move that the node has not heard of yet is never asked for, and one that it works on is called off."""
     node, heard, free = Node([]), queue.SimpleQueue[int](), threading.Event()
-    with calls_to(node, lease_s=60.0) as (calls, _):
+    with calls_to(node) as (calls, _):
 
         def move(placement_number: int) -> None:
             request = control_pb2.MoveRequest(prepare=control_pb2.PrepareRequest(placement_number=placement_number))
@@ -258,7 +258,7 @@ def test_grant_is_given_again_while_a_node_is_silent_and_stays_in_order() -> Non
     """A network that was away for two calls costs no run; the next grant comes after the one that was repeated."""
     away = grpc.StatusCode.UNAVAILABLE
     node = Node([away, grpc.StatusCode.DEADLINE_EXCEEDED, None, None])
-    with calls_to(node, lease_s=60.0) as (calls, _):
+    with calls_to(node) as (calls, _):
         calls.grant(TURNS[:2])
         calls.grant(TURNS[2:3])
         assert [node.grants.get(timeout=WAIT_S) for _ in range(4)] == [[0, 1], [0, 1], [0, 1], [2]]
@@ -267,18 +267,18 @@ def test_grant_is_given_again_while_a_node_is_silent_and_stays_in_order() -> Non
 @pytest.mark.promise("6 every wait ends")
 def test_grant_to_a_node_that_stays_silent_fails_after_the_lease() -> None:
     """The node is named; how often it is asked until then is the rule of any call (``RetryState``)."""
-    with calls_to(Node([]), lease_s=0.1) as (calls, failure):
+    with calls_to(Node([]), lease_s=0.1) as (calls, failures):
         calls.grant(TURNS)
-        assert type(error := failure()) is PeerLostError
+        assert type(error := failures.get(timeout=WAIT_S)) is PeerLostError
         assert re.match(r"node pi at 127\.0\.0\.1:\d+ does not answer", str(error))
 
 
 def test_grant_that_the_node_refuses_is_not_repeated() -> None:
     """What the node itself says is its answer."""
     node = Node([DataError("train.csv has no rows")])
-    with calls_to(node, lease_s=60.0) as (calls, failure):
+    with calls_to(node) as (calls, failures):
         calls.grant(TURNS)
-        assert type(failure()) is DataError
+        assert type(failures.get(timeout=WAIT_S)) is DataError
     assert node.grants.qsize() == 1
 
 
@@ -430,21 +430,14 @@ def test_lost_call_is_made_again(
     """The caller gets the answer, and a node does nothing twice that it may not."""
     monkeypatch.setattr(file_calls, "_RELEASE_S", 2 * WAIT_S)
     method, ask, wanted = CASES[name]
-    node, heard, failed = Counting(), queue.SimpleQueue[object](), queue.SimpleQueue[Exception]()
+    node, heard = Counting(), queue.SimpleQueue[object]()
     (orders / "coordinator").write_text(f"call {method} 1 {failure}")
     folder = tmp_path / "came"
     folder.mkdir()
-    server = Server("127.0.0.1:0", lambda made: control_pb2_grpc.add_AgentServicer_to_server(node, made))
-    calls = AgentCalls(
-        "pi", server.address, "r", lease_s=60.0, wait_s=WAIT_S, on_failure=lambda _, error: failed.put(error)
-    )
-    try:
+    with calls_to(node) as (calls, failures):
         ask(calls, heard.put, folder)
         assert heard.get(timeout=WAIT_S) == wanted
-    finally:
-        calls.close()
-        server.stop(0.0)
-    assert failed.empty()
+    assert failures.empty()
     assert (orders / f"coordinator{DONE_SUFFIX}").exists(), "nothing was lost"
     lost_later = failure == "drop-reply" and method in MAY_COME_TWICE
     assert node.done[method] == 1 + lost_later
@@ -454,8 +447,6 @@ def test_halt_calls_off_a_call_that_is_being_repeated(orders: Path, monkeypatch:
     """A move that is lost is not made again after the node was told to stop."""
     monkeypatch.setattr("ringtune.transport.retry.RETRY_S", WAIT_S / 2)  # so it is told before, however late
     node, heard = Counting(), queue.SimpleQueue[object]()
-    server = Server("127.0.0.1:0", lambda made: control_pb2_grpc.add_AgentServicer_to_server(node, made))
-    calls = AgentCalls("pi", server.address, "r", lease_s=60.0, wait_s=WAIT_S, on_failure=lambda *_: None)
     lost, reached = threading.Event(), failpoints.reached
 
     def tells(place: str) -> failpoints.Order | None:
@@ -465,14 +456,11 @@ def test_halt_calls_off_a_call_that_is_being_repeated(orders: Path, monkeypatch:
 
     monkeypatch.setattr(failpoints, "reached", tells)
     (orders / "coordinator").write_text("call Move 1 drop-request")
-    try:
+    with calls_to(node) as (calls, _):
         CASES["move"][1](calls, heard.put, orders)
         assert lost.wait(WAIT_S)
         CASES["halt"][1](calls, heard.put, orders)
         assert heard.get(timeout=WAIT_S) == "halted"
-    finally:
-        calls.close()
-        server.stop(0.0)
     assert node.done == {"Rest": 1}
 
 

@@ -19,6 +19,7 @@ from coordinator.planner.make_plan import make_plan
 from coordinator.planner.planned import Planned
 from coordinator.run import planning
 from coordinator.run.checkpoint import CheckpointManager
+from coordinator.run.driver import Participants
 from coordinator.run.members import LinkCache, Member
 from coordinator.run.planning import FirstInspectionDone, check_waits, first_look, wire_problem
 from coordinator.run.requests import RunRequest
@@ -145,21 +146,20 @@ def test_look_at_a_node_that_was_left_out_meanwhile_is_dropped() -> None:
 
 def planner_of_a_and_b(
     *, on_looked: Any = lambda looked: None, on_plan: Any = lambda made: None
-) -> tuple[planning.RunPlanner, queue.Queue[Any]]:
+) -> tuple[planning.RunPlanner, queue.SimpleQueue[Any]]:
     """A planner for two nodes, and what it has queued for the run's thread."""
-    request, entries = RunRequest(job=job(), num_nodes=2), queue.Queue[Any]()
+    members: Any = SimpleNamespace(links=LinkCache())
+    participants = Participants("run", members, lease_s=1.0)
     planner = planning.RunPlanner(
-        request,
-        CheckpointManager("run", request.job, None),
-        LinkCache(),
-        put=entries.put,
+        participants,
+        RunRequest(job=job(), num_nodes=2),
+        CheckpointManager("run", job(), None),
         on_looked=on_looked,
         on_plan=on_plan,
-        emit=lambda event: None,
         enter=lambda phase: None,
     )
-    planner.begin([Member(node=name, address="127.0.0.1:1", instance="i") for name in "ab"], {})
-    return planner, entries
+    planner.begin([Member(node=name, address="127.0.0.1:1", instance="i") for name in "ab"])
+    return planner, participants.queue
 
 
 class SlowPlanner:
@@ -212,7 +212,7 @@ def test_run_loses_a_node_while_it_is_planned(slow: SlowPlanner) -> None:
     with FakeCluster("a", "b") as cluster:
         run = cluster.server.coordinator.run(RunRequest(job=job(), plan_only=False, num_nodes=2, join_s=CALL_S))
         assert slow.began.wait(CALL_S)
-        run.node_failed("b", PeerLostError("node b is gone"))
+        run.participants.node_failed("b", PeerLostError("node b is gone"))
         assert run.join(CALL_S)
     assert run.board.read().message == "node b is gone"
 

@@ -11,9 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator.client.submit import Client
-from coordinator.run.driver import StatusBoard
+from coordinator.run.driver import Driver, Participants, StatusBoard
 from coordinator.run.requests import RunRequest
-from coordinator.run.run_driver import RunDriver
 from coordinator.screen.listing import status_json, status_lines
 from coordinator.screen.progress import Progress
 from coordinator.server.server import CoordinatorServer
@@ -22,47 +21,35 @@ from ringtune.errors import InterruptedRunError, PlanError, RingTuneError
 from ringtune.schedule.plan import Plan
 from ringtune.techniques.offload import helped
 from ringtune.v1 import control_pb2
-from tests.support.fake_agents import CALL_S, FakeCluster, job, run
+from tests.support.fake_agents import CALL_S, FakeCluster, job, run, submit
 from tests.support.plans import make_plan
 
 
 def test_run_tells_further_readers_what_it_tells_its_submitter() -> None:
-    """A sink at the coordinator and one at the submitter hear the same events, from the run's id to its end."""
+    """A sink at the coordinator and one at the submitter hear the same events, from the run's id to its end.
+
+    What another reader raises is its own fault. Nodes are told that the run is done: only then may they drop shards.
+    """
     there: list[control_pb2.RunEvent] = []
     here: list[control_pb2.RunEvent] = []
-    with FakeCluster("a", "b") as cluster:
-        cluster.server.coordinator.sinks.append(there.append)
-        with Client(cluster.server.address) as client:
-            client.run(RunRequest(job=job(), num_nodes=2), progress=Progress(), folder=None, sinks=(here.append,))
-    assert there == here
-    kinds = [event.WhichOneof("event") for event in there]
-    assert [kinds[0], kinds[1], kinds[-1]] == ["run_id", "job_toml", "done"]
-    assert {"plan_json", "step_json", "metrics_json", "report_json", "file"} <= set(kinds)
-    # Only then may they drop their shards one day; a run that failed can be gone on with
-    with FakeCluster("a", "b") as cluster:
-        run(cluster)
-        assert all(agent.released.wait(CALL_S) for agent in cluster.agents.values())
-        assert all(agent.is_finished for agent in cluster.agents.values())
-
-
-def test_run_goes_on_when_a_further_reader_fails() -> None:
-    """What a reader raises is its own fault: the run ends well, and later readers hear everything."""
-    heard: list[control_pb2.RunEvent] = []
 
     def broken(event: control_pb2.RunEvent) -> None:
         raise ValueError("this page does not load")
 
     with FakeCluster("a", "b") as cluster:
-        cluster.server.coordinator.sinks += [broken, heard.append]
-        outcome = run(cluster)
-    assert outcome.report
-    assert heard[-1].WhichOneof("event") == "done"
+        cluster.server.coordinator.sinks += [broken, there.append]
+        submit(cluster, RunRequest(job=job(), num_nodes=2), sinks=(here.append,))
+        assert all(agent.released.wait(CALL_S) and agent.is_finished for agent in cluster.agents.values())
+    assert there == here
+    kinds = [event.WhichOneof("event") for event in there]
+    assert [kinds[0], kinds[1], kinds[-1]] == ["run_id", "job_toml", "done"]
+    assert {"plan_json", "step_json", "metrics_json", "report_json", "file"} <= set(kinds)
 
 
 def test_run_plan_only_prepares_nobody() -> None:
     """Asked for a plan, the coordinator inspects (once for sizes, once for times), plans and releases."""
-    with FakeCluster("a", "b") as cluster, Client(cluster.server.address) as client:
-        came = client.run(RunRequest(job=job(), plan_only=True), progress=Progress(), folder=None)
+    with FakeCluster("a", "b") as cluster:
+        came = submit(cluster, RunRequest(job=job(), plan_only=True))
         assert all(agent.released.wait(CALL_S) for agent in cluster.agents.values())
         logs = [agent.log[:3] for agent in cluster.agents.values()]  # of one that is slow the release is asked again
         asked = [agent.inspected for agent in cluster.agents.values()]
@@ -248,7 +235,7 @@ def test_run_passes_on_a_drain_that_comes_while_the_next_run_takes_its_place() -
     """Between the look for earlier drains and the moment from which later ones are passed on none is lost."""
     drained: list[str] = []
 
-    class Failing(RunDriver):
+    class Watched(Driver):
         next_run: Any = None
 
         @property
@@ -263,14 +250,13 @@ def test_run_passes_on_a_drain_that_comes_while_the_next_run_takes_its_place() -
                 self.asking.join(0.1)  # it ends, unless it waits until the next run is in its place
             self.next_run = value
 
-        def _drive(self) -> RingTuneError:
-            return PlanError("it failed")
-
-        def _begin_after(self, failed: RingTuneError) -> Any:
-            return SimpleNamespace(drain=drained.append, stop=drained.append)
-
+    failing: Any = SimpleNamespace(
+        drive=lambda: PlanError("it failed"),
+        begin_after=lambda failed: SimpleNamespace(drain=drained.append, stop=drained.append),
+    )
     with FakeCluster("a", "b") as cluster:
-        driver = Failing("r", RunRequest(job()), cluster.server.coordinator, lease_s=CALL_S, on_end=lambda: None)
+        participants = Participants("r", cluster.server.coordinator, lease_s=CALL_S)
+        driver = Watched(participants, failing, on_end=lambda: None)
         driver.start()
         assert driver.join(CALL_S)
         driver.asking.join(CALL_S)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
-import queue
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -22,9 +21,10 @@ from coordinator.client.submit import Client
 from coordinator.planner.given_plan import GivenPlan
 from coordinator.planner.make_plan import make_plan
 from coordinator.run import node_client as file_calls
+from coordinator.run.driver import Driver, MemberJoined, Participants
 from coordinator.run.members import LinkCache, Member
 from coordinator.run.requests import RunRequest
-from coordinator.run.run_driver import RunDriver
+from coordinator.run.run_driver import RunWork
 from coordinator.screen.progress import Progress
 from coordinator.server.coordinator import Coordinator
 from coordinator.server.run_store import RunStore
@@ -48,7 +48,7 @@ from ringtune.run_control import events as rd
 from ringtune.schedule.turns import Turn
 from ringtune.techniques.offload import helped
 from ringtune.v1 import control_pb2
-from tests.support.fake_agents import CALL_S, MODEL, NO_TIMES, FakeAgent, FakeCluster, end_lease, job, run
+from tests.support.fake_agents import CALL_S, MODEL, NO_TIMES, FakeAgent, FakeCluster, end_lease, job, run, submit
 from tests.support.fake_agents import facts as fake_facts
 from tests.support.plans import make_plan as make_course_plan
 
@@ -176,14 +176,14 @@ def test_run_without_a_node_whose_facts_can_be_ends_with_the_facts_of_the_last(m
 @pytest.mark.promise("6 every wait ends")
 def test_run_whose_last_files_fail_by_a_bug_ends_for_its_submitter(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last event comes all the same, and says what failed."""
-    finish = RunDriver._finish_files
+    finish = RunWork.finish_files
 
-    def broken(driver: RunDriver) -> None:
-        finish(driver)
+    def broken(work: RunWork) -> None:
+        finish(work)
         raise ValueError("no such figure")
 
     heard: list[control_pb2.RunEvent] = []
-    monkeypatch.setattr(RunDriver, "_finish_files", broken)
+    monkeypatch.setattr(RunWork, "finish_files", broken)
     with FakeCluster("a", "b") as cluster:
         cluster.server.coordinator.sinks.append(heard.append)
         with pytest.raises(RingTuneError, match=r"internal error, ValueError at coordinator\.\S+; please"):
@@ -236,14 +236,15 @@ def test_node_that_can_not_prepare_accuses_a_host_of_the_plan_alone(
     Without another owner, or a stranger, on nobody's word; nor without any node once all have prepared.
     """
     plan = make_course_plan([("a", 0, 2), ("c", 2, 4)], ["a", "b", "d"])
-    driver, queued = object.__new__(RunDriver), queue.SimpleQueue[Any]()
-    driver.without, driver._queue, driver._planned = cast(Any, {}), queued, cast(Any, SimpleNamespace(plan=plan))
-    driver._rounds = cast(Any, SimpleNamespace(phase=phase))
-    driver._checkpoints = cast(Any, SimpleNamespace(taken_back=("d",)))
+    members: Any = SimpleNamespace(links=LinkCache())
+    participants = Participants("r", members, lease_s=CALL_S)
+    work: Any = RunWork(participants, RunRequest(job()))
+    work._planned, work._rounds = SimpleNamespace(plan=plan), SimpleNamespace(phase=phase)
+    work._checkpoints = SimpleNamespace(taken_back=("d",))
     error = kind(f"node a can't send to node {peer}")
     error.peer = peer
-    driver.node_failed("a", error)
-    assert queued.get_nowait() == rd.NodeFailed("a", kind.__name__, str(error), lost)
+    participants.node_failed("a", error)
+    assert participants.queue.get_nowait() == rd.NodeFailed("a", kind.__name__, str(error), lost)
 
 
 def test_run_ends_when_a_call_fails_by_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,15 +263,15 @@ def test_run_ends_when_a_call_fails_by_a_bug(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_run_begins_with_a_node_that_joined_at_the_last_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """That it has joined is heard behind that it is one of the run: it was not started again."""
-    recruit = RunDriver._recruit
+    recruit = Participants.recruit
 
-    def late(driver: RunDriver, *arguments: Any, **options: Any) -> Any:
-        members = recruit(driver, *arguments, **options)
+    def late(participants: Participants, *arguments: Any, **options: Any) -> Any:
+        members = recruit(participants, *arguments, **options)
         for member in members:
-            driver.joined(member)
+            participants.queue.put(MemberJoined(member))
         return members
 
-    monkeypatch.setattr(RunDriver, "_recruit", late)
+    monkeypatch.setattr(Participants, "recruit", late)
     with FakeCluster("a", "b") as cluster:
         assert run(cluster).report["steps"]
 
@@ -278,15 +279,15 @@ def test_run_begins_with_a_node_that_joined_at_the_last_moment(monkeypatch: pyte
 def test_deadline_is_over_only_behind_what_was_heard_already() -> None:
     """A coordinator that stood still has what it waits for in its queue."""
     with FakeCluster("a") as cluster:
-        request = RunRequest(job=job(), num_nodes=1)
-        driver = RunDriver("r", request, cluster.server.coordinator, lease_s=60.0, on_end=lambda: None)
-        driver._timers["phase"] = -1.0
-        driver._queue.put(rd.DrainRequested("test"))
-        driver._fire_timers()
-        assert driver._queue.get() == rd.DrainRequested("test")
-        assert "phase" in driver._timers
-        driver._take(driver._queue.get())
-        assert not driver._timers
+        participants = Participants("r", cluster.server.coordinator, lease_s=60.0)
+        work, entries = RunWork(participants, RunRequest(job=job(), num_nodes=1)), participants.queue
+        work._timers["phase"] = -1.0
+        entries.put(rd.DrainRequested("test"))
+        work._fire_timers()
+        assert entries.get() == rd.DrainRequested("test")
+        assert "phase" in work._timers
+        work._take(entries.get())
+        assert not work._timers
 
 
 def test_run_names_a_lost_helper_with_what_it_did() -> None:
@@ -299,12 +300,9 @@ def test_run_names_a_lost_helper_with_what_it_did() -> None:
 
     helper = {"on_grant": leaves, "facts_changes": {"train_rows": 0, "eval_rows": 0}}
     request = RunRequest(job=wanted, join_s=0.5, plan=GivenPlan(plan=plan))
-    with (
-        FakeCluster("a", "b", agents={"a": helper}) as cluster,
-        Client(cluster.server.address) as client,
-        pytest.raises(PeerLostError, match=r"node a is lost: .*; helper a fits .* b's blocks \[0, 4\): start it again"),
-    ):
-        client.run(request, progress=Progress(), folder=None)
+    lost = r"node a is lost: .*; helper a fits .* b's blocks \[0, 4\): start it again"
+    with FakeCluster("a", "b", agents={"a": helper}) as cluster, pytest.raises(PeerLostError, match=lost):
+        submit(cluster, request)
 
 
 def test_run_ends_when_a_node_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,11 +317,11 @@ def test_run_ends_when_a_node_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_run_ends_with_the_last_words_of_a_node_that_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     """A coordinator that is busy hears that it left before it reads them; they were said first all the same."""
     has_left = threading.Event()
-    reported = RunDriver._reported
+    reported = RunWork._reported
 
-    def busy(driver: RunDriver, request: control_pb2.ReportRequest) -> Iterator[rd.Event]:
+    def busy(work: RunWork, request: control_pb2.ReportRequest) -> Iterator[rd.Event]:
         assert request.node != "b" or has_left.wait(CALL_S)
-        yield from reported(driver, request)
+        yield from reported(work, request)
 
     def leaves(agent: FakeAgent, turns: list[Turn]) -> None:
         agent.stub.Report(agent.report([]), timeout=CALL_S)
@@ -333,7 +331,7 @@ def test_run_ends_with_the_last_words_of_a_node_that_leaves(monkeypatch: pytest.
         agent.stub.Leave(control_pb2.LeaveRequest(node="b", instance=agent.address), timeout=CALL_S)
         has_left.set()
 
-    monkeypatch.setattr(RunDriver, "_reported", busy)
+    monkeypatch.setattr(RunWork, "_reported", busy)
     with (
         FakeCluster("a", "b", agents={"b": {"on_grant": leaves}}) as cluster,
         pytest.raises(PeerLostError, match="it rains"),
@@ -371,7 +369,6 @@ def _silent(agent: FakeAgent, turns: list[Turn]) -> None:
 
 
 Node = dict[str, Any]
-OTHER_MODEL: Node = {"facts_changes": {"model": dataclasses.replace(MODEL, digest="cd" * 32)}}
 HALF_EMOJI: Node = {"facts_changes": {"labels": ("\ud83d", "pos")}}
 ENDS: dict[str, tuple[dict[str, Node], dict[str, Any], type[RingTuneError], str]] = {
     "a node reports an error, and is named": ({"a": {}, "b": {"on_grant": _fails}}, {}, DataError, "node b: .*row 7"),
@@ -413,7 +410,6 @@ ENDS: dict[str, tuple[dict[str, Node], dict[str, Any], type[RingTuneError], str]
         JobError,
         r"runtime\.lease_s = 1 is shorter",
     ),
-    "models differ": ({"a": {}, "b": OTHER_MODEL}, {}, ModelError, "a and b have different"),
     "a text can't be encoded": ({"a": {}, "b": HALF_EMOJI}, {"data__labels": ["neg", "pos"]}, DataError, "ud83d"),
 }
 
@@ -461,7 +457,7 @@ def losing_host(*, is_alive: bool = False, **changes: Any) -> Iterator[tuple[Fak
     def lose() -> None:
         coordinator, driver = cluster.server.coordinator, cluster.server.coordinator._driver
         if is_alive and driver is not None and len(begun) == 1:
-            driver._queue.put(rd.LinkFailed(rd.NodeFailed("a", "PeerLostError", "a link is lost", "c"), 0))
+            driver.participants.queue.put(rd.LinkFailed(rd.NodeFailed("a", "PeerLostError", "a link is lost", "c"), 0))
         else:
             coordinator.node_failed("c", PeerLostError("node c is lost"))
 
@@ -480,8 +476,7 @@ def of_all_parameters(**changes: Any) -> Job:
 
 def follow(cluster: FakeCluster, wanted: Job) -> None:
     """Submit a run on all nodes, and follow it to its end; the coordinator is there, so that nothing is waited for."""
-    with Client(cluster.server.address) as client:
-        client.run(RunRequest(wanted), progress=Progress(), folder=None)
+    submit(cluster, RunRequest(wanted))
 
 
 @pytest.mark.parametrize("is_alive", [False, True])
@@ -590,32 +585,31 @@ def test_run_that_goes_back_waits_for_nodes_that_are_silent_for_a_moment(monkeyp
     absent: Any = SimpleNamespace(instead=lambda names, _: names, waits=lambda *_, hosts_s: f"{hosts_s:g} s")
     monkeypatch.setattr("coordinator.run.driver.AbsentNodes", lambda resume, job: absent)
     request, resume = RunRequest(of_all_parameters(), join_s=300.0), cast(Any, object())
-    driver = RunDriver("r", request, members, lease_s=CALL_S, on_end=lambda: None)
-    driver.without = {"c": "c"}
-    driver.listen(lambda event: notes.append(event.note))
-    found = driver._await_members(request._replace(resume=resume), "abc")
-    assert (found, notes) == ((a, b), [f"{CALL_S:g} s"])
+    participants = Participants("r", members, lease_s=CALL_S, without={"c": "c"})
+    participants.output.listeners.append(lambda event: notes.append(event.note))
+    chosen, _ = participants._await_members(request._replace(resume=resume), "abc")
+    assert (chosen, notes) == ((a, b), [f"{CALL_S:g} s"])
 
 
 def hold_next_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the run that goes back begin when it is told to end: fake nodes could be done with it before."""
-    is_told, drive = threading.Event(), RunDriver._drive
+    is_told, drive = threading.Event(), RunWork.drive
 
-    def begins(driver: RunDriver) -> RingTuneError | None:
-        assert not driver.without or is_told.wait(CALL_S)
-        return drive(driver)
+    def begins(work: RunWork) -> RingTuneError | None:
+        assert not work._participants.without or is_told.wait(CALL_S)
+        return drive(work)
 
-    def telling(ask: Callable[[RunDriver, str], None]) -> Callable[[RunDriver, str], None]:
-        def told(driver: RunDriver, reason: str) -> None:
+    def telling(ask: Callable[[Driver, str], None]) -> Callable[[Driver, str], None]:
+        def told(driver: Driver, reason: str) -> None:
             ask(driver, reason)
-            if driver.without:
+            if driver.participants.without:
                 is_told.set()
 
         return told
 
-    monkeypatch.setattr(RunDriver, "_drive", begins)
+    monkeypatch.setattr(RunWork, "drive", begins)
     for name in ("drain", "stop"):
-        monkeypatch.setattr(RunDriver, name, telling(getattr(RunDriver, name)))
+        monkeypatch.setattr(Driver, name, telling(getattr(Driver, name)))
 
 
 @pytest.mark.parametrize("when", ["a bug", "before the next", "with the next", "at once"])
@@ -625,7 +619,7 @@ def test_run_that_can_not_begin_again_or_is_drained_while_it_does_ends(
     """A bug on the way back leaves the coordinator free, and a drain is that of the run that begins."""
     begin = Coordinator.run
 
-    def on_the_way(coordinator: Coordinator, request: RunRequest, **how: Any) -> RunDriver:
+    def on_the_way(coordinator: Coordinator, request: RunRequest, **how: Any) -> Driver:
         if (before := how.get("replaces")) is None:
             return begin(coordinator, request, **how)
         if when in ("a bug", "before the next"):
@@ -653,28 +647,28 @@ def test_run_that_can_not_begin_again_or_is_drained_while_it_does_ends(
 def test_stop_while_a_run_goes_back_waits_for_the_run_that_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stop comes before the coordinator knows the second run, which takes longer to end than the first."""
     hold_next_run(monkeypatch)
-    begin, drive, ask = Coordinator.run, RunDriver._drive, RunDriver.stop
+    begin, drive, ask = Coordinator.run, RunWork.drive, Driver.stop
     goes_back, is_asked, may_end = (threading.Event() for _ in range(3))
 
-    def on_the_way(coordinator: Coordinator, request: RunRequest, **how: Any) -> RunDriver:
+    def on_the_way(coordinator: Coordinator, request: RunRequest, **how: Any) -> Driver:
         if how.get("replaces") is not None:
             goes_back.set()
             assert is_asked.wait(CALL_S)
         return begin(coordinator, request, **how)
 
-    def ends_late(driver: RunDriver) -> RingTuneError | None:
+    def ends_late(work: RunWork) -> RingTuneError | None:
         try:
-            return drive(driver)
+            return drive(work)
         finally:
-            assert not driver.without or may_end.wait(CALL_S)
+            assert not work._participants.without or may_end.wait(CALL_S)
 
-    def asked(driver: RunDriver, reason: str) -> None:
+    def asked(driver: Driver, reason: str) -> None:
         ask(driver, reason)
         is_asked.set()
 
     monkeypatch.setattr(Coordinator, "run", on_the_way)
-    monkeypatch.setattr(RunDriver, "_drive", ends_late)
-    monkeypatch.setattr(RunDriver, "stop", asked)
+    monkeypatch.setattr(RunWork, "drive", ends_late)
+    monkeypatch.setattr(Driver, "stop", asked)
     with losing_host(recovery__copies="next") as (cluster, wanted), ThreadPoolExecutor(1) as pool:
         followed = pool.submit(follow, cluster, wanted)
         assert goes_back.wait(CALL_S)

@@ -38,6 +38,7 @@ from tests.support.fake_agents import (
     read_lines,
     run,
     steps_of,
+    submit,
 )
 
 
@@ -90,8 +91,8 @@ def test_run_writes_the_whole_folder(tmp_path: Path) -> None:
     assert sum(event["ph"] == "X" for event in events) == 12
 
 
-def _run_of_users(folder: Path, **options: Any) -> None:
-    """Two owners who have adapters of their own, which a third node fits."""
+def test_run_whose_users_have_adapters_of_their_own_writes_a_folder_for_each(tmp_path: Path) -> None:
+    """Whole folders with every block, the head in each; and no adapter of all. A third node fits the adapters."""
     asked = {"adapter__config": "lora", "train__method": "all"}
     helper_of = dict.fromkeys("ab", "c")
     plan = make_plan(job(**asked), {name: facts(name, **NO_TIMES) for name in "ab"}).plan
@@ -99,18 +100,9 @@ def _run_of_users(folder: Path, **options: Any) -> None:
     request = RunRequest(
         job=wanted, join_s=0.5, plan=GivenPlan(plan=helped(plan, helper_of, wanted.offload.helper_settings))
     )
-    agents: dict[str, dict[str, Any]] = {"c": {"facts_changes": {"train_rows": 0, "eval_rows": 0}}, "b": options}
-    with (
-        FakeCluster("a", "b", "c", agents=agents) as cluster,
-        Client(cluster.server.address) as client,
-        RunFolder(folder) as files,
-    ):
-        client.run(request, progress=Progress(), folder=files)
-
-
-def test_run_whose_users_have_adapters_of_their_own_writes_a_folder_for_each(tmp_path: Path) -> None:
-    """Whole folders with every block, the head in each; and no adapter of all."""
-    _run_of_users(tmp_path)
+    agents: dict[str, dict[str, Any]] = {"c": {"facts_changes": {"train_rows": 0, "eval_rows": 0}}}
+    with FakeCluster("a", "b", "c", agents=agents) as cluster:
+        submit(cluster, request, tmp_path)
     names = {"adapter.safetensors", "adapter_config.json", "head_config.json", "model_head.safetensors"}
     assert not (tmp_path / "adapter").exists()
     for number, user in enumerate("ab"):
@@ -141,8 +133,8 @@ def test_run_metrics_have_the_evaluations_and_its_report_the_steps_of_unfreezing
 def test_run_says_what_it_trains_on_and_how_long_before_it_trains(tmp_path: Path) -> None:
     """In the opening lines and in the report: two owners of ten rows, eight steps of four; and the predicted time."""
     stream = io.StringIO()
-    with FakeCluster("a", "b") as cluster, RunFolder(tmp_path) as folder, Client(cluster.server.address) as client:
-        client.run(RunRequest(job=job(train__turns="rows")), progress=PlainProgress(stream), folder=folder)
+    with FakeCluster("a", "b") as cluster:
+        submit(cluster, RunRequest(job=job(train__turns="rows")), tmp_path, progress=PlainProgress(stream))
     lines = stream.getvalue().splitlines()
     opening = lines[: lines.index("training ...")]
     assert "trains 8 steps in 2 rounds (turns of 2 steps, by rows): 20 of 20 rows (100%), 1.6 epochs" in opening
@@ -220,8 +212,7 @@ def run_keeping(keeping_cluster: FakeCluster, out: Path, num_steps: int, *, resu
     """Train so many steps, or go on."""
     wanted = keeping(num_steps)
     resume = find_resume(out, wanted, print) if resumes else None
-    with RunFolder(out, resume=resumes) as folder, Client(keeping_cluster.server.address) as client:
-        client.run(RunRequest(job=wanted, resume=resume), progress=Progress(), folder=folder)
+    submit(keeping_cluster, RunRequest(job=wanted, resume=resume), out)
 
 
 def step_of(folder: Path) -> float:
@@ -243,6 +234,11 @@ def test_best_result_is_that_of_the_run(keeping_cluster: FakeCluster, tmp_path: 
     assert risen == "evaluation loss has risen since step 8 (0.3 -> 0.4): the result of step 8 is kept"
     assert step_of(tmp_path / "best" / "8") == 8
     assert sorted(entry.name for entry in (tmp_path / "best").iterdir()) == ["4", "8"]
+    # A checkpoint is of no use without it
+    shutil.rmtree(tmp_path / "best")
+    why = r"checkpoint of step 12 can't be used: .*best/8, the best result until then"
+    with pytest.raises(IntegrityError, match=why):
+        find_resume(tmp_path, keeping(16), print)
 
 
 def test_best_result_leaves_what_its_user_has_put_in_its_place(keeping_cluster: FakeCluster, tmp_path: Path) -> None:
@@ -295,13 +291,3 @@ def test_resumed_run_with_other_rows_is_refused_before_anything_is_written(
     with FakeCluster("a", "b") as others, pytest.raises(DataError, match="owner a: its rows"):
         run_keeping(others, tmp_path, 12, resumes=True)
     assert {path.name: path.read_bytes() for path in tmp_path.glob("*.json*")} == before
-
-
-def test_best_result_that_is_gone_is_named(keeping_cluster: FakeCluster, tmp_path: Path) -> None:
-    """A checkpoint is of no use without it."""
-    run_keeping(keeping_cluster, tmp_path, 12)
-    shutil.rmtree(tmp_path / "best")
-    with pytest.raises(
-        IntegrityError, match=r"checkpoint of step 12 can't be used: .*best/8, the best result until then"
-    ):
-        find_resume(tmp_path, keeping(16), print)

@@ -314,7 +314,8 @@ def test_register_that_removes_during_a_renewal_refuses_what_it_gave(register: R
         register.add_token(f"t{number}", PI_NODE, NOW_S + HOUR_S)
         register.redeem(f"t{number}", "key", NOW_S, issue)
         register.remove(PI_NODE, "again")
-    caller = facts_of(register.redeem("t" if not generation else _token(register), "key", NOW_S, issue))
+    register.add_token("last", PI_NODE, NOW_S + HOUR_S)
+    caller = facts_of(register.redeem("last", "key", NOW_S, issue))
     assert caller.generation == generation
     inside, removed = threading.Event(), threading.Event()
 
@@ -333,11 +334,6 @@ def test_register_that_removes_during_a_renewal_refuses_what_it_gave(register: R
     for each in (caller, given):
         with pytest.raises(TrustError, match="node pi is refused: stolen; join with a new token"):
             register.renew(each, NOW_S, lambda: never(PI_NODE, 0))
-
-
-def _token(register: Register) -> str:
-    register.add_token("last", PI_NODE, NOW_S + HOUR_S)
-    return "last"
 
 
 def test_register_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
@@ -427,11 +423,21 @@ def invited(folder: Path, party: Party = PI_NODE, ttl_s: float = HOUR_S, *, is_a
     return make_token(folder, party, time.time() + ttl_s, is_administrator=is_administrator)
 
 
+def joined(address: str, trust: Path, party: Party = PI_NODE, *, is_administrator: bool = False) -> Speaker:
+    """Who has joined with a token, in the folder of the own name beside that of the trust."""
+    token = invited(trust, party, is_administrator=is_administrator)
+    return Speaker(join(address, token, trust.parent / party.name))
+
+
 @contextlib.contextmanager
-def membership(address: str, speaker: Speaker | None) -> Iterator[trust_pb2_grpc.MembershipStub]:
+def calls(address: str, speaker: Speaker | None, stub: Callable[[Any], Any]) -> Iterator[Any]:
     """The calls of somebody who has joined, or of anybody in plain text."""
     with speaking_as(speaker), open_channel(address, peer=COORDINATOR) as channel:
-        yield trust_pb2_grpc.MembershipStub(channel)
+        yield stub(channel)
+
+
+membership = functools.partial(calls, stub=trust_pb2_grpc.MembershipStub)
+coordinator_calls = functools.partial(calls, stub=control_pb2_grpc.CoordinatorStub)
 
 
 def test_joining_gives_an_identity_of_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -488,7 +494,7 @@ def test_joining_shows_its_token_to_nobody_else(tmp_path: Path, caplog: pytest.L
     try:
         for claim in (mine.certificate_pem, real, b"", b"not a certificate"):
             claimed.append(claim)
-            there = Token(token.party, server.port, token.authority_sha256, token.secret)
+            there = dataclasses.replace(token, port=server.port)
             with caplog.at_level(logging.DEBUG), pytest.raises(TrustError, match="is not the coordinator that made"):
                 join(server.address, there, tmp_path / "node")
     finally:
@@ -504,13 +510,13 @@ def test_joining_where_nobody_gives_certificates(tmp_path: Path) -> None:
         token = invited(trust)
         main_port = int(address.rpartition(":")[2])
         with pytest.raises(ConnectionFailedError, match="no coordinator gives certificates"):
-            join(address, Token(token.party, main_port, token.authority_sha256, token.secret), tmp_path / "node")
+            join(address, dataclasses.replace(token, port=main_port), tmp_path / "node")
     with pytest.raises(ConnectionFailedError, match="nobody answers at"):
         join(address, token, tmp_path / "node")
     plain = Server("127.0.0.1:0", lambda server: None)
     try:
         with pytest.raises(ConnectionFailedError, match="shows no certificate"):
-            join(plain.address, Token(token.party, plain.port, token.authority_sha256, token.secret), tmp_path / "node")
+            join(plain.address, dataclasses.replace(token, port=plain.port), tmp_path / "node")
     finally:
         plain.stop(0.0)
 
@@ -565,10 +571,7 @@ def test_joining_past_silent_strangers_and_wrong_tokens(tmp_path: Path, monkeypa
             certify.future(iter(over.get, b""), timeout=30)
             stack.callback(over.put, b"")  # else a thread would stay
         assert join(address, token, tmp_path / "node").party == PI_NODE
-        options = (
-            *CLIENT_OPTIONS,
-            ("grpc.use_local_subchannel_pool", 1),
-        )  # the connection of the silent ones is closed
+        options = (*CLIENT_OPTIONS, ("grpc.use_local_subchannel_pool", 1))  # that of the silent ones is closed
         other = stack.enter_context(pinned_channel(there, credentials, COORDINATOR.server_name, options))
         stub = trust_pb2_grpc.JoiningStub(other)
         wrong = trust_pb2.CertifyRequest(secret="x" * 43, request_pem=make_request(make_key()))
@@ -646,29 +649,11 @@ def test_joining_holds_for_a_run_of_years(tmp_path: Path) -> None:
     assert TrustKeeper(tmp_path, clock=lambda: now_unix_s).speaker.identity == keeper.speaker.identity
 
 
-def test_joining_ends_with_a_removal(tmp_path: Path) -> None:
-    """A removed node can't renew; with a new token it joins again."""
-    trust, folder = tmp_path / "trust", tmp_path / "node"
-    with running(trust) as (keeper, address):
-        speaker, user = (
-            Speaker(join(address, invited(trust, party, is_administrator=party == ALICE), tmp_path / party.name))
-            for party in (PI_NODE, ALICE)
-        )
-        with membership(address, user) as stub:
-            assert stub.Remove(trust_pb2.RemoveRequest(node="pi", reason="stolen")).certificates == 1
-        with membership(address, speaker) as stub, pytest.raises(TrustError, match="node pi was removed: stolen"):
-            renew(stub, speaker, folder)
-        again = Speaker(join(address, invited(trust), folder))
-        with membership(address, again) as stub:
-            renew(stub, again, folder)
-        assert TrustKeeper(trust).speaker.removed.entries == keeper.speaker.removed.entries != ()
-
-
 def test_joining_holds_at_a_coordinator_that_is_restored_from_a_backup(tmp_path: Path) -> None:
     """Authority and register are enough: nodes, tokens and removals go on, in another folder."""
-    trust, restored, parties = tmp_path / "trust", tmp_path / "restored", (PI_NODE, node_party("thief"))
+    trust, restored = tmp_path / "trust", tmp_path / "restored"
     with running(trust) as (keeper, address):
-        pi, thief = (Speaker(join(address, invited(trust, party), tmp_path / party.name)) for party in parties)
+        pi, thief = joined(address, trust), joined(address, trust, node_party("thief"))
         keeper.remove(thief.identity.party, "stolen")
         token = invited(trust, ALICE)
     restored.mkdir(mode=0o700)
@@ -690,12 +675,10 @@ def test_users_have_the_own_runs_or_all_and_the_membership(tmp_path: Path) -> No
     bob, carol = (Party("submitter", name) for name in ("bob", "carol"))
     with running(trust) as (keeper, address):
         users = {
-            party.name: Speaker(
-                join(address, invited(trust, party, is_administrator=party == bob), tmp_path / party.name)
-            )
-            for party in (ALICE, bob)
+            "alice": joined(address, trust, ALICE),
+            "bob": joined(address, trust, bob, is_administrator=True),
+            "carol": Speaker(Authority.read(trust).identity(carol, time.time())),
         }
-        users["carol"] = Speaker(Authority.read(trust).identity(carol, time.time()))
         invited(trust)
         for name, user in users.items():
             with membership(address, user) as stub:
@@ -717,8 +700,7 @@ def test_users_have_the_own_runs_or_all_and_the_membership(tmp_path: Path) -> No
 def test_joining_node_that_is_removed_meanwhile_is_no_member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its call was let in before the removal, and makes it a member after it: it is refused and out again."""
     with running(tmp_path / "trust") as (keeper, address):
-        pi = Speaker(join(address, invited(tmp_path / "trust"), tmp_path / "node"))
-        real = Coordinator.join
+        pi, real = joined(address, tmp_path / "trust"), Coordinator.join
 
         def late(coordinator: Coordinator, member: Member) -> None:
             keeper.remove(PI_NODE, "node pi was removed")
@@ -727,15 +709,11 @@ def test_joining_node_that_is_removed_meanwhile_is_no_member(tmp_path: Path, mon
 
         monkeypatch.setattr(Coordinator, "join", late)
         asked = control_pb2.JoinRequest(node="pi", address="127.0.0.1:5", version=__version__, instance="one")
-        with (
-            speaking_as(pi),
-            open_channel(address, peer=COORDINATOR) as channel,
-            pytest.raises(grpc.RpcError, match="pi is refused: node pi was removed; join with a new token"),
-        ):
-            control_pb2_grpc.CoordinatorStub(channel).Join(asked, timeout=30)
-        user = Speaker(join(address, invited(tmp_path / "trust", ALICE), tmp_path / "alice"))
-        with speaking_as(user), open_channel(address, peer=COORDINATOR) as channel:
-            assert not control_pb2_grpc.CoordinatorStub(channel).Nodes(control_pb2.Empty(), timeout=30).nodes
+        why = "pi is refused: node pi was removed; join with a new token"
+        with coordinator_calls(address, pi) as stub, pytest.raises(grpc.RpcError, match=why):
+            stub.Join(asked, timeout=30)
+        with coordinator_calls(address, joined(address, tmp_path / "trust", ALICE)) as stub:
+            assert not stub.Nodes(control_pb2.Empty(), timeout=30).nodes
 
 
 def test_joining_renews_few_times_an_hour(tmp_path: Path) -> None:
@@ -779,8 +757,7 @@ def test_joining_of_guests_is_by_invitation_of_a_user(tmp_path: Path) -> None:
             renew(stub, speaker, tmp_path / "guest")
         assert speaker.identity.facts.ends_unix_s == pytest.approx(identity.facts.ends_unix_s, abs=1.5)
         asked = control_pb2.JoinRequest(node=guest.name, address="127.0.0.1:5", version=__version__, instance="one")
-        with speaking_as(speaker), open_channel(address, peer=COORDINATOR) as channel:
-            coordinator = control_pb2_grpc.CoordinatorStub(channel)
+        with coordinator_calls(address, speaker) as coordinator:
             with pytest.raises(grpc.RpcError, match="is a guest of one evaluation, no host"):
                 coordinator.Join(asked, timeout=30)
             asked.is_guest = True
@@ -789,25 +766,19 @@ def test_joining_of_guests_is_by_invitation_of_a_user(tmp_path: Path) -> None:
         for name, told in (("bob", "is a guest of another user"), ("alice", "the submitter did not send adapter")):
             party = Party("submitter", name)
             user = Speaker(Authority.read(trust).identity(party, time.time(), has_own_runs_only=True))
-            with speaking_as(user), open_channel(address, peer=COORDINATOR) as channel:
-                calls = control_pb2_grpc.CoordinatorStub(channel)
-                with pytest.raises(grpc.RpcError, match=told):
-                    next(calls.Evaluate(iter([control_pb2.EvaluateInput(request=asked_for)]), timeout=30))
+            with coordinator_calls(address, user) as stub, pytest.raises(grpc.RpcError, match=told):
+                next(stub.Evaluate(iter([control_pb2.EvaluateInput(request=asked_for)]), timeout=30))
 
 
 def test_heartbeat_answers_have_the_removed_when_they_have_changed(tmp_path: Path) -> None:
     """A node that has the list gets no second one; a node of an earlier version gets serials with each answer."""
     jetson = node_party("jetson")
     with running(tmp_path / "trust") as (keeper, address):
-        pi, gone = (
-            Speaker(join(address, invited(tmp_path / "trust", party), tmp_path / party.name))
-            for party in (PI_NODE, jetson)
-        )
+        pi, gone = joined(address, tmp_path / "trust"), joined(address, tmp_path / "trust", jetson)
         keeper.remove(jetson, "sold")
-        with speaking_as(pi), open_channel(address, peer=COORDINATOR) as channel:
-            stub = control_pb2_grpc.CoordinatorStub(channel)
+        with coordinator_calls(address, pi) as stub:
 
-            def beat(version: str | None) -> control_pb2.HeartbeatReply:
+            def beat(version: str | None) -> Any:
                 request = control_pb2.HeartbeatRequest(node="pi", instance="one", removals_version=version)
                 return stub.Heartbeat(request, timeout=30)
 

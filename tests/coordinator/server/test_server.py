@@ -21,7 +21,6 @@ import pytest
 from coordinator.client.submit import Client
 from coordinator.run.members import Member, Registry
 from coordinator.run.requests import RunRequest
-from coordinator.run.run_driver import RunDriver
 from coordinator.screen.listing import node_table, nodes_json
 from coordinator.server import server as servicer
 from coordinator.server.coordinator import _MOST_LINES, Coordinator, ShutdownSignals, model_folder
@@ -85,36 +84,28 @@ def error_of(call: grpc.RpcError) -> RingTuneError:
 
 
 def test_service_lists_who_joined(stub: control_pb2_grpc.CoordinatorStub, server: CoordinatorServer) -> None:
-    """A member is listed with what it said and its last heartbeat, as a table and as JSON lines."""
-    assert stub.Join(joining(), timeout=CALL_S).lease_s == 10
-    beat = control_pb2.HeartbeatRequest(node="a", instance="one", rss_bytes=4096)
-    assert stub.Heartbeat(beat, timeout=CALL_S).known
-    with Client(server.address) as client:
-        members = client.nodes()
-    line = nodes_json(members)[0]
-    assert (line["node"], line["state"], line["rss_bytes"], line["memory_bytes"]) == ("a", "idle", 4096, 1 << 30)
-    assert node_table(members, "127.0.0.1:7070")[1].split()[:2] == ["a", "idle"]
-    assert "no node has joined" in node_table([], "127.0.0.1:7070")[0]
+    """A member is listed with what it said and its last heartbeat, as a table and as JSON lines.
 
-
-def test_service_lists_rows_version_and_cores(
-    stub: control_pb2_grpc.CoordinatorStub, server: CoordinatorServer
-) -> None:
-    """What a node counted as it started is listed; what only a job tells is no number."""
+    What it counted as it started is listed; what only a job tells is no number.
+    """
     counted = joining()
     counted.train_rows, counted.eval_rows, counted.cores = 120, 0, 4
-    stub.Join(counted, timeout=CALL_S)
+    assert stub.Join(counted, timeout=CALL_S).lease_s == 10
+    beat = control_pb2.HeartbeatRequest(node="a", instance="one", rss_bytes=4096)
+    assert stub.Heartbeat(beat, timeout=CALL_S).known
     stub.Join(joining(node="b", address="127.0.0.1:6"), timeout=CALL_S)
     with Client(server.address) as client:
         members = client.nodes()
     first, second = nodes_json(members)
+    assert (first["node"], first["state"], first["rss_bytes"], first["memory_bytes"]) == ("a", "idle", 4096, 1 << 30)
     assert (first["train_rows"], first["eval_rows"], first["cores"], first["version"]) == (120, 0, 4, __version__)
     assert (second["train_rows"], second["eval_rows"]) == (None, None)
     titles, a, b = (line.split() for line in node_table(members, "127.0.0.1:7070"))
     assert titles[3:9] == ["train", "rows", "eval", "rows", "version", "cores"]
-    assert a[5:9] == ["120", "0", __version__, "4"]
+    assert (a[:2], a[5:9]) == (["a", "idle"], ["120", "0", __version__, "4"])
     assert b[5:7] == ["some", "-"]
-    assert "ringtune node --coordinator 10.0.0.1:7070 --insecure" in node_table([], "10.0.0.1:7070")[0]
+    nobody = node_table([], "10.0.0.1:7070")[0]
+    assert "no node has joined" in nobody and "ringtune node --coordinator 10.0.0.1:7070 --insecure" in nobody
 
 
 def test_service_of_another_version_is_refused_by_every_command(
@@ -369,7 +360,7 @@ def test_service_shows_and_gives_users_their_own_runs(tmp_path: Path, monkeypatc
         assert [(run.run_id, list(run.awaited)) for run in courses] == [(planned, []), *[(planned, ["pi"])] * 2]
         for name, run_id in (("alice", RUN), ("root", OF_BOB), ("bob", planned)):
             assert not [why for why in refusals(stubs[name], run_id) if " is of " in why]
-        request, after, before = RunRequest(job=job(), plan_only=True, num_nodes=9), planned, cast(RunDriver, driver)
+        request, after, before = RunRequest(job=job(), plan_only=True, num_nodes=9), planned, driver
         for _ in range(2):  # the coordinator takes the run up twice, as B and C; none of them is stored
             before = server.coordinator.run(request, takes_up=after, owner="bob", replaces=before)
             after = before.run_id
@@ -383,28 +374,19 @@ def test_service_shows_and_gives_users_their_own_runs(tmp_path: Path, monkeypatc
         membership.Remove(trust_pb2.RemoveRequest(node="bob", role="submitter"), timeout=CALL_S)
         assert [listed(name) for name in users] == [[RUN], [], [RUN, OF_BOB]]  # a later user bob is another one
         assert RunRecord.parse((tmp_path / "runs" / OF_BOB / "run.json").read_text()).owner == ""
+        for each in server.coordinator._drivers:  # else the server would wait for those that were replaced
+            each.stop("the test ends")
 
 
 TIMEOUT_S = 30.0
 
 
-def test_weights_coordinator_serves_the_model_of_its_run(server: CoordinatorServer, tmp_path: Path) -> None:
-    """The bytes of the folder, by digest, under the id of the run."""
-    folder = write_model(tmp_path / "m")
-    server.coordinator.offers.put(RUN, model_folder(Job(model=Model(path=str(folder)))))
-    with grpc.insecure_channel(server.address) as channel:
-        stub = weights_pb2_grpc.WeightsStub(channel)
-        reply = stub.Manifest(weights_pb2.ManifestRequest(run_id=RUN), timeout=TIMEOUT_S)
-        manifest = manifest_from_proto(reply)
-        assert manifest == ModelSource(folder).manifest
-        pieces = [weights_pb2.Piece(sha256=bytes.fromhex(manifest.files[0].sha256), offset=3)]
-        chunks = stub.Fetch(weights_pb2.FetchRequest(run_id=RUN, pieces=pieces), timeout=TIMEOUT_S)
-        assert b"".join(chunk.data for chunk in chunks) == (folder / "config.json").read_bytes()[3:]
+def test_weights_of_the_model_of_a_run_are_served_and_no_others(server: CoordinatorServer, tmp_path: Path) -> None:
+    """The bytes of the folder, by digest, under the id of the run.
 
-
-def test_weights_coordinator_refuses_what_it_does_not_have(server: CoordinatorServer, tmp_path: Path) -> None:
-    """An unknown run, a run whose model is elsewhere, and a digest that is not the model's: each its own status."""
-    request = weights_pb2.ManifestRequest(run_id=RUN)
+    An unknown run, a run whose model is elsewhere, and a digest that is not the model's: each its own status.
+    """
+    folder, request = write_model(tmp_path / "m"), weights_pb2.ManifestRequest(run_id=RUN)
     with grpc.insecure_channel(server.address) as channel:
         stub = weights_pb2_grpc.WeightsStub(channel)
         with pytest.raises(grpc.RpcError) as unknown:
@@ -412,7 +394,12 @@ def test_weights_coordinator_refuses_what_it_does_not_have(server: CoordinatorSe
         server.coordinator.offers.put(RUN, model_folder(Job(model=Model(path=str(tmp_path / "nowhere")))))
         with pytest.raises(grpc.RpcError) as elsewhere:
             stub.Manifest(request, timeout=TIMEOUT_S)
-        server.coordinator.offers.put(RUN, write_model(tmp_path / "m"))
+        server.coordinator.offers.put(RUN, model_folder(Job(model=Model(path=str(folder)))))
+        manifest = manifest_from_proto(stub.Manifest(request, timeout=TIMEOUT_S))
+        assert manifest == ModelSource(folder).manifest
+        pieces = [weights_pb2.Piece(sha256=bytes.fromhex(manifest.files[0].sha256), offset=3)]
+        chunks = stub.Fetch(weights_pb2.FetchRequest(run_id=RUN, pieces=pieces), timeout=TIMEOUT_S)
+        assert b"".join(chunk.data for chunk in chunks) == (folder / "config.json").read_bytes()[3:]
         fetch = weights_pb2.FetchRequest(run_id=RUN, pieces=[weights_pb2.Piece(sha256=bytes(32))])
         with pytest.raises(grpc.RpcError) as foreign:
             list(stub.Fetch(fetch, timeout=TIMEOUT_S))
@@ -471,27 +458,17 @@ def test_coordinator_says_who_comes_and_goes(monkeypatch: pytest.MonkeyPatch) ->
     assert said[1:] == ["node pi is lost: last contact 11.0 s ago", "node pi left"]
 
 
-def test_coordinator_whose_terminal_is_gone_serves_on() -> None:
-    """That a line can't be shown is no error of the node that joins."""
-
-    def broken(_line: str) -> None:
-        raise OSError(5, "Input/output error")
-
-    coordinator = Coordinator()
-    coordinator.say = broken
-    coordinator.join(member())
-    assert [entry.node for entry in coordinator.living()] == ["pi"]
-
-
 def gone(_line: str) -> None:
     """A terminal that was closed: every write to it fails."""
     raise OSError(5, "Input/output error")
 
 
 def test_ending_drains_the_run_though_the_terminal_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SIGHUP says that nobody can be told any more; the run gets its checkpoint all the same."""
+    """SIGHUP says that nobody can be told any more; the run gets its checkpoint, and a node joins, all the same."""
     coordinator = Coordinator()
     coordinator.say = gone
+    coordinator.join(member())
+    assert [entry.node for entry in coordinator.living()] == ["pi"]
     drained: list[str] = []
     monkeypatch.setattr(coordinator, "driven", lambda: "" if drained else RUN)
     driver = SimpleNamespace(drain=drained.append)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from queue import Queue
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -414,9 +415,10 @@ def test_coordinator_learns_of_which_node_a_copy_is_disputed(takes_holder: bool)
             AgentServicer(agent).Move(request, context)
         return
     reply = AgentServicer(agent).Move(request, context)
-    unused, calls = cast(Any, None), dict.fromkeys("ab", cast(Any, SimpleNamespace(place=lambda number: None)))
+    calls = dict.fromkeys("ab", SimpleNamespace(place=lambda number: None))
+    unused, participants = cast(Any, None), cast(Any, SimpleNamespace(calls=calls, queue=Queue(), hear=None))
     job = parse_job(TWO_AGENTS_JOB, source="it")
-    driver = MigrationDriver(TWO_AGENTS_PLAN, job, unused, unused, calls, unused, unused, unused, unused)
+    driver = MigrationDriver(participants, TWO_AGENTS_PLAN, job, unused, unused, unused, unused)
     failed = MoveFailed("b", 3, "IntegrityError", "node b: no node has block 1", "a")
     assert list(driver._moved("b", 3, reply)) == [failed]
 
