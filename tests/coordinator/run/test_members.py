@@ -7,9 +7,9 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -21,7 +21,8 @@ from coordinator.run.node_client import AgreedModel
 from coordinator.run.recovery import Reports
 from coordinator.run.requests import RunRequest
 from coordinator.run.run_driver import RunDriver
-from ringtune.errors import BusyError, ConnectionFailedError, DataError, FrameError, IntegrityError
+from ringtune.errors import BusyError, CapacityError, ConnectionFailedError, DataError, FrameError, IntegrityError
+from ringtune.run_control.recovery import RecoveryPolicy
 from ringtune.run_control.state_machine import RunStateMachine
 from ringtune.schedule.methods import Hift, RingAda
 from ringtune.schedule.migration import without_owner
@@ -332,30 +333,55 @@ def test_owner_that_was_left_out_and_joins_is_told_what_becomes_of_its_rows(
         going.driver.stop("test")
 
 
-def test_run_that_begins_without_owners_asks_those_that_are_there() -> None:
-    """They were left out in an earlier part of the run; other members are asked when they join."""
-    joined = list[Any]()
-    members: Any = SimpleNamespace(living=lambda: (member("a"), member("b"), member("c")))
-    handler = JoinHandler(
+def handler_of(
+    living: Sequence[Member],
+    machine: RunStateMachine,
+    *,
+    put: Callable[[Any], None] = lambda entry: None,
+    note: Callable[[str], None] = lambda line: None,
+) -> JoinHandler:
+    """The handler of a run without nodes, beside these members."""
+    members: Any = SimpleNamespace(living=lambda: living)
+    return JoinHandler(
         "run",
         RunRequest(job=job()),
         members,
-        RunStateMachine(None),
+        machine,
         Reports(CheckpointManager("run", job(), None)),
         lease_s=1.0,
-        put=joined.append,
+        put=put,
         nodes=frozenset,
         feed=lambda event: None,
-        note=lambda line: None,
+        note=note,
         admit=lambda one, calls: "",
         addresses={},
         models=AgreedModel(lambda: None),
         shards_run="run",
     )
+
+
+def test_run_that_begins_without_owners_asks_those_that_are_there() -> None:
+    """They were left out in an earlier part of the run; other members are asked when they join."""
+    joined = list[Any]()
+    handler = handler_of((member("a"), member("b"), member("c")), RunStateMachine(None), put=joined.append)
     books: Any = None
     plan = Plan(without_owner(KNOWN.plan.course, "b", 1), KNOWN.plan.placements)
     handler.begin(KnownNodes(plan, {"a": facts("a")}), books, books)
     assert [(entry.func, *entry.args) for entry in joined] == [(handler._consider, member("b"))]
+
+
+def test_guest_is_no_host_of_a_run_that_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any user can invite one; other members that join meanwhile are asked."""
+    asked, noted, books = list[str](), list[str](), cast(Any, None)
+    monkeypatch.setattr(JoinHandler, "_ask", lambda handler, one, needed: asked.append(one.node))
+    machine = RunStateMachine(None, recovery=RecoveryPolicy(awaits_s=10.0))
+    assert machine.awaited.for_room(CapacityError.__name__, "nothing fits", ["b"], 0.0)
+    handler = handler_of((), machine, note=noted.append)
+    handler.begin(KNOWN, books, books)
+    for one in (member("pi"), dataclasses.replace(member("eval-00000000"), is_guest=True)):
+        handler.joined(dataclasses.replace(one, wire=WIRE))
+    assert asked == ["pi"]
+    assert noted[1:] == ["node eval-00000000 has joined the coordinator, and takes no part in this run: it is a guest"]
 
 
 def test_report_of_a_former_process_is_refused(cluster: FakeCluster) -> None:
