@@ -344,9 +344,10 @@ class RunAudit:
         for node, trail in now.trails.items():  # what a node without a part in the turn tells of it is left out
             told = now.told[node]
             nodes[node] = {"says": statement(self._participants.run_id, part, turn, node, trail)}
-            if told.signature:
-                nodes[node]["signature"] = told.signature.hex()
-            if told.signature and self._certificates.get(node) != told.certificate_pem:
+            if not self._trusted:  # plain text: what looks like a signature was not checked
+                continue
+            nodes[node]["signature"] = told.signature.hex()
+            if self._certificates.get(node) != told.certificate_pem:
                 self._certificates[node] = told.certificate_pem
                 nodes[node]["certificate"] = told.certificate_pem.decode()
         drawn = [

@@ -230,6 +230,8 @@ class JoinHandler:
         """Say why a member is not inspected; empty if it is."""
         if member.node in self._machine.excluded:
             return "it computed otherwise than another node that repeated its work"
+        if member.is_guest:
+            return "it is a guest"
         if self._known is None:
             return "there is no plan yet"
         is_awaited, job, plan = self._is_awaited(member.node), self._request.job, self._known.plan
@@ -244,8 +246,6 @@ class JoinHandler:
             return why
         if is_awaited:
             return ""
-        if member.is_guest:
-            return "it is a guest"
         if member.node not in living:
             return "it is drained"
         if member.node in self._machine.left_out:

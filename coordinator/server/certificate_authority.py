@@ -36,7 +36,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from coordinator.server.rotation import Phase, Rotation, RotationState
+from coordinator.server.rotation import MOST_GONE, Phase, Rotation, RotationState
 from ringtune.errors import BusyError, StorageError, TokenError, TrustError, UsageError
 from ringtune.storage.durable import drop_file, make_private_folder, storage_errors, write_durably
 from ringtune.texts import RepeatCounter, listed, printable, times
@@ -914,6 +914,11 @@ class TrustKeeper:
             self._looked_unix_s = now_unix_s
             if self._next is None and self._next_of(rotation) is not None:  # the key was copied here meanwhile
                 self._change(rotation)
+            if len(self._versions) > len(members) + MOST_GONE:
+                self._versions = {node: self._versions[node] for node in {*members} & self._versions.keys()}
+            if (fewer := rotation.without_gone(members)) is not rotation:
+                self._change(fewer)
+                rotation = fewer
             state = self.last_state = self.rotation_state(members)
             if state is None or state.problem:
                 return ""

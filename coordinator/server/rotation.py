@@ -19,9 +19,14 @@ import json
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 from ringtune.transport.identity import authorities_version
+from ringtune.transport.parties import GUEST
+
+MOST_GONE: Final = 64
+"""Guests that have left and are not forgotten yet, as each change is written to the disk."""
+_NODE: Final = "node "
 
 
 class Phase(StrEnum):
@@ -73,6 +78,12 @@ class Rotation:
         """Return the rotation after a call of a party with a certificate of the new authority, or of the old one."""
         moved = self.moved | {party} if is_of_new else self.moved - {party}
         return self if moved == self.moved else dataclasses.replace(self, moved=moved)
+
+    def without_gone(self, members: Collection[str]) -> Rotation:
+        """Return the rotation without guests that have left: a user may invite any number within days."""
+        guests = {party for party in self.moved if GUEST.fullmatch(party.removeprefix(_NODE))}
+        gone = guests - {f"{_NODE}{name}" for name in members}
+        return dataclasses.replace(self, moved=self.moved - gone) if len(gone) > MOST_GONE else self
 
     def advanced(
         self, now_unix_s: float, *, unconfirmed: Collection[str], waiting: Collection[str], is_settled: bool = True

@@ -366,8 +366,13 @@ def _user(context: grpc.ServicerContext) -> str:
 
 
 def _is_for(caller: CertificateFacts | None, owner: str) -> bool:
-    """Whether a caller has a part in a run of ``owner``: this one, an administrator, or anybody in plain text."""
-    return caller is None or not caller.has_own_runs_only or caller.party.name == owner
+    """Whether a caller has a part in a run of ``owner``: this user, an administrator, or anybody in plain text.
+
+    No node has, as any user can invite a guest.
+    """
+    if caller is None:
+        return True
+    return caller.party.role == SUBMITTER_ROLE and (not caller.has_own_runs_only or caller.party.name == owner)
 
 
 @contextmanager

@@ -268,9 +268,12 @@ def _arrays(path: Path, needed: Mapping[str, str]) -> dict[str, Array]:
             for key, name in needed.items():
                 if name not in arrays:
                     raise DataError(f"{path} has no array {name!r}; it has {', '.join(arrays)}; set {key}")
-            return {name: arrays[name] for name in needed.values()}
+            found = {name: arrays[name] for name in needed.values()}
     except _UNREADABLE as error:
         raise DataError(f"{path} is no readable npz file ({error}); write it with numpy.savez") from error
+    if odd := next((name for name, value in found.items() if not isinstance(value, np.ndarray)), ""):
+        raise DataError(f"{path}: {odd!r} is no array; write it with numpy.savez")
+    return found
 
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -49,7 +49,7 @@ from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
 from ringtune.storage.durable import write_pieces_durably
 from ringtune.storage.pieces import FilePieces, Piece, Pieces
-from ringtune.storage.strict import parse_json
+from ringtune.storage.strict import parse_json, read_object
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
 
 
@@ -107,7 +107,7 @@ def sum_run(run: Path, out: Path) -> None:
 
 
 def _read(run: Path) -> tuple[Job, Course]:
-    plan = Plan.from_json(json.loads((run / "plan.json").read_text(encoding="utf-8")))
+    plan = Plan.from_json(read_object((run / "plan.json").read_text(encoding="utf-8"), str(run / "plan.json")))
     return load_job(run / "job.toml"), plan.course
 
 

@@ -73,7 +73,7 @@ from ringtune.models.result_files import (
     of_user,
 )
 from ringtune.models.text_towers import is_tower, text_values
-from ringtune.models.tokenizer import SETTINGS_FILE, TEMPLATE_FILE, chat_templates, template_files
+from ringtune.models.tokenizer import SETTINGS_FILE, TEMPLATE_FILE, chat_templates, read_settings_table, template_files
 from ringtune.storage.pieces import FilePieces, Pieces
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
 from ringtune.techniques.initial_adapter import head_problem
@@ -373,18 +373,17 @@ def description_files(skeleton: Skeleton, task: str, folder: Path) -> dict[str, 
 
     Several chat templates stand in ``tokenizer_config.json``: a result has no folders.
     """
-    values = _read(folder / CONFIG_FILE)
+    values = read_settings_table(folder / CONFIG_FILE)
     text = with_old_rope(text_values(values, where=CONFIG_FILE))
     files = {CONFIG_FILE: _json(_config(skeleton, task, text))}
     for name in MODEL_SIDE_FILES:
         path = folder / name
         if path.is_file() and not (is_tower(values) and name == PREPROCESSOR_FILE):
-            files[name] = _json(_without_local(_read(path))) if name in _WITH_PATHS else FilePieces(path)
+            files[name] = _json(_without_local(read_settings_table(path))) if name in _WITH_PATHS else FilePieces(path)
     if template_files(folder):
-        settings = folder / SETTINGS_FILE
         templates = [{"name": name, "template": text} for name, text in chat_templates(folder).items()]
         files.pop(TEMPLATE_FILE, None)
-        saved = _without_local(_read(settings)) if settings.is_file() else {}
+        saved = _without_local(read_settings_table(folder / SETTINGS_FILE))
         files[SETTINGS_FILE] = _json({**saved, "chat_template": templates})
     return files
 
@@ -409,10 +408,6 @@ def _config(skeleton: Skeleton, task: str, base: Mapping[str, Any]) -> dict[str,
 
 def _without_local(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in _LOCAL_KEYS}
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 def _json(values: Mapping[str, Any]) -> Pieces:

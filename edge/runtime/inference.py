@@ -55,9 +55,9 @@ from ringtune.models.family import (
     TAGGING,
 )
 from ringtune.models.folder import CONFIG_FILE, model_dimensions, read_config
+from ringtune.models.tokenizer import read_settings_table
 from ringtune.schedule.course import AS_COMPUTED
 from ringtune.storage.arrow_files import is_arrow
-from ringtune.storage.strict import read_json
 from ringtune.techniques.frozen_weights import frozen_choices
 
 _LOGITS_AT_ONCE: Final = 32
@@ -485,7 +485,7 @@ def ends_of_text(folder: Path, tokenizer: Any) -> tuple[int, ...]:
     neither ``generation_config.json`` nor ``config.json`` names any.
     """
     for name in (_GENERATION_FILE, CONFIG_FILE):
-        value = _settings(folder / name).get("eos_token_id")
+        value = read_settings_table(folder / name).get("eos_token_id")
         ends = [value] if isinstance(value, int) else value
         if ends is not None and not (isinstance(ends, list) and all(type(end) is int for end in ends)):
             raise ModelError(f"{folder / name}: eos_token_id is {value!r}, it has to be a token or a list of them")
@@ -502,7 +502,7 @@ def model_sampling(folder: Path) -> Sampling:
     Raises ``ModelError``: the file is not readable, or a value is not a number in its range.
     """
     path, least, most = folder / _GENERATION_FILE, {"top_k": 0, "top_p": 0.0, "temperature": 0.0}, {"top_p": 1.0}
-    values = _settings(path)
+    values = read_settings_table(path)
     settings: dict[str, float] = {}
     for name, lowest in least.items():
         value = values.get(name)
@@ -526,10 +526,10 @@ def unused_settings(folder: Path, *, remedy: str = _OPTIONS, used: Collection[st
     from transformers import GenerationConfig
 
     path = folder / _GENERATION_FILE
-    values, defaults = _settings(path), {**GenerationConfig().to_dict(), **_DEFAULTS}
+    values, defaults = read_settings_table(path), {**GenerationConfig().to_dict(), **_DEFAULTS}
     if not path.is_file():
         path, used = folder / CONFIG_FILE, ()
-        values = {key: value for key, value in _settings(path).items() if key in defaults}
+        values = {key: value for key, value in read_settings_table(path).items() if key in defaults}
     neutral: tuple[Any, ...] = (None, False, "", [], {})
     said = ", ".join(
         f"{key} = {value!r}"
@@ -537,13 +537,6 @@ def unused_settings(folder: Path, *, remedy: str = _OPTIONS, used: Collection[st
         if key not in _NO_CHOICE and key not in used and value != defaults.get(key) and value not in neutral
     )
     return f"{path.name} of the model has {said}, not used here: {remedy}" if said else ""
-
-
-def _settings(path: Path) -> dict[str, Any]:
-    try:
-        return dict(read_json(path)) if path.is_file() else {}
-    except (OSError, ValueError, TypeError) as error:
-        raise ModelError(f"{path} is not JSON that can be read ({error}); fetch the model again") from error
 
 
 _GENERATION_FILE = "generation_config.json"

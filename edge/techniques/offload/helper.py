@@ -76,6 +76,11 @@ class AuxiliaryModels:
         held = sum(modules.held_bytes for _, modules in self._kinds)
         return held + (self._sets.other_bytes if self._sets is not None else 0)
 
+    @property
+    def values_per_token(self) -> int:
+        """Numbers in the pairs of a token, of all blocks and kinds."""
+        return sum(site.inputs + site.outputs for _, modules in self._kinds for site in modules.sites.values())
+
     def inputs(self, projected: str) -> dict[str, int]:
         """See ``projected_inputs``."""
         return projected_inputs([(kind, modules.sites.values()) for kind, modules in self._kinds], projected)

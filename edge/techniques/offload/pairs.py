@@ -429,6 +429,13 @@ class PairWire:
                 encoded[name] = tensor
         return encoded
 
+    def num_values(self, sent: Tensors) -> int:
+        """Count the numbers of the pairs as decoded, when a projection has many times as many."""
+        width = {f"{site}{_Z}": inputs for site, inputs in self._inputs.items()} if self._wire == VELORA else {}
+        return sum(
+            value.shape[:2].numel() * width[name] if name in width else value.numel() for name, value in sent.items()
+        )
+
     def decode(self, sent: Tensors, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """Return pairs for ``AuxiliaryModels.fit``, in the compute ``dtype``; raises ``IntegrityError``."""
         vectors = {name.removesuffix(_VECTOR): value for name, value in sent.items() if name.endswith(_VECTOR)}

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -28,7 +28,7 @@ from edge.techniques.offload.merged_matrices import MergedMatrices
 from edge.techniques.offload.pairs import Capture, Captures, PairsByKind, PairVectors, PairWire, from_file, to_file
 from edge.techniques.offload.sites import adapter_weights, install
 from edge.techniques.offload.users import RunBlocks, RunSaving, UserBlockRunner, UserSets
-from ringtune.errors import DivergedError, PlanError, sent_by
+from ringtune.errors import DivergedError, IntegrityError, PlanError, sent_by
 from ringtune.job.job import Job, Kind, job_of, kinds_of
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.course import COLLABORATION
@@ -36,11 +36,14 @@ from ringtune.schedule.lowering import weights_key
 from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saved_activations import merged as joined
-from ringtune.schedule.turns import Item
+from ringtune.schedule.turns import Item, microbatch_rows
 from ringtune.schedule.units import Range
 from ringtune.schedule.versions import weight_version
 from ringtune.storage.pieces import Pieces
 from ringtune.techniques.offload import LOSSY, RowsOfUser, rows_of_users
+
+_MOST_TIMES: Final = 4
+"""Numbers of pairs that a helper decodes, compared with what full rows of all its blocks have."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -412,7 +415,12 @@ class OffloadRunner:
         models, wire = self._models_of(action.start)
         key = TensorKey(Payload.PAIRS, action.seq, action.micro, action.start)
         with sent_by(self._placement.host_of(action.start)):
-            pairs = wire.decode(self._came.pop(key), self._parts.dtype)
+            sent = self._came.pop(key)
+            rows = microbatch_rows(self._course, entry.item)[action.micro]
+            most = _MOST_TIMES * rows * self._course.max_length * models.values_per_token
+            if (came := wire.num_values(sent)) > most:
+                raise IntegrityError(f"the pairs of {rows} rows have {came:,} numbers, at most {most:,} are taken")
+            pairs = wire.decode(sent, self._parts.dtype)
             models.fit(pairs, self._rows(action, entry), range(action.start, action.stop))
         return ()
 

@@ -177,7 +177,7 @@ class Resume:
 
     @staticmethod
     def parse(text: str) -> Resume:
-        """Parse the text of ``to_text``; raises ``IntegrityError`` or ``PlanError``."""
+        """Parse the text of ``to_text``; raises ``IntegrityError``, ``PlanError`` or ``UsageError``."""
         try:
             value = parse_json(text)
             plan, manifests = value["plan"], value["manifests"]
@@ -189,10 +189,13 @@ class Resume:
             ) from error
         return Resume(plan=Plan.from_json(plan), manifests=parsed, lengths=lengths)
 
-    def check(self, job: Job) -> None:
-        """Refuse checkpoints of another job or plan; raises ``PlanError`` or ``UsageError``."""
+    def __post_init__(self) -> None:
+        """Refuse no checkpoint, with ``UsageError``: it names the run."""
         if not self.manifests:
             raise UsageError("there is no checkpoint to resume from; start the run without --resume")
+
+    def check(self, job: Job) -> None:
+        """Refuse checkpoints of another job or plan; raises ``PlanError``."""
         known = digests(job, self.plan, self.lengths)
         for manifest in self.manifests:
             name = manifest.name

@@ -23,6 +23,7 @@ import math
 import re
 import warnings
 import zipfile
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -524,6 +525,10 @@ def _read_arrow(path: Path, columns: Mapping[str, str], account: RowAccount, *, 
 # ---- xlsx -------------------------------------------------------------------------------------------
 
 
+_DAMAGE: Final = (ArithmeticError, AttributeError, EOFError, LookupError, OSError, RuntimeError, SyntaxError)
+"""Of openpyxl on a damaged sheet, beside errors of values, archives and their compression."""
+
+
 def _read_xlsx(path: Path, columns: Mapping[str, str], account: RowAccount) -> Iterator[Record]:
     """Read the first sheet with rows; formulas count as the values that were saved with them."""
     try:
@@ -545,7 +550,7 @@ def _read_xlsx(path: Path, columns: Mapping[str, str], account: RowAccount) -> I
                 yield from _under_header(rows, columns, account)
         finally:
             book.close()
-    except (OSError, ValueError, KeyError, TypeError, IndexError, SyntaxError, zipfile.BadZipFile) as error:
+    except (*_DAMAGE, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} is no readable spreadsheet ({error}); save it again, or as CSV") from error
 
 

@@ -182,6 +182,7 @@ def _tensor(where: str, name: str, entry: Any, start: int) -> TensorInfo:
         numbers = [*shape, begin, end]
         valid = isinstance(shape, list) and len(shape) <= _MAX_AXES
         valid = valid and all(type(number) is int and 0 <= number <= _MAX_NUMBER for number in numbers)
+        valid = valid and math.prod(max(1, axis) for axis in shape) <= _MAX_NUMBER >> 3  # also of an empty tensor
         size = stored_bytes(dtype, shape) if valid else None
         valid, nbytes = size is not None, -1 if size is None else size
         told = printable(f"of type {dtype} and shape {shape} can't take bytes [{begin}, {end})", most=_MAX_TOLD)

@@ -155,7 +155,8 @@ def _opened(path: Path) -> Iterator[io.BufferedIOBase]:
     try:
         with path.open("rb") as file:
             if suffix in PACKED:
-                unpacked = _unpacked_zstd(path, file) if suffix == _ZSTD else gzip.GzipFile(fileobj=file)
+                is_zstd = suffix == _ZSTD
+                unpacked = _unpacked_zstd(path, file) if is_zstd else gzip.GzipFile(fileobj=_Gzipped(file.raw))
                 yield io.BufferedReader(_Bounded(unpacked, path), _BUFFER_BYTES)
             else:
                 yield cast("io.BufferedIOBase", file)
@@ -165,6 +166,24 @@ def _opened(path: Path) -> Iterator[io.BufferedIOBase]:
         if suffix == _ZSTD and error.errno is None:  # of pyarrow
             raise DataError(f"{path} is no readable zstd archive ({error}); pack it again") from error
         raise DataError(f"can't read {path}: {error.strerror}; set data.train, data.eval or --data") from error
+
+
+_MAX_PADDING: Final = 1 << 16
+"""Zeros behind a gzip archive, which some tapes need."""
+
+
+class _Gzipped(io.BufferedReader):
+    """A gzip file; Python's reader skips the zeros behind the archive one by one, and a sparse file has any number."""
+
+    _num_zeros = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Read; raises ``BadGzipFile`` behind too many zeros that were read one by one."""
+        data = super().read(size)
+        self._num_zeros = self._num_zeros + 1 if data == b"\0" else 0
+        if self._num_zeros > _MAX_PADDING:
+            raise gzip.BadGzipFile(f"more than {_MAX_PADDING:,} zeros follow it")
+        return data
 
 
 def _unpacked_zstd(path: Path, file: IO[bytes]) -> Any:

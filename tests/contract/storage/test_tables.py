@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -100,8 +101,25 @@ def test_table_of_a_spreadsheet_is_that_of_its_csv(tmp_path: Path) -> None:
     assert [line for line, _ in rows][:2] == [3, 4]
     assert account.notes == [f"{tmp_path / 'rows.xlsx'}: only the sheet 'Sheet' is read, not 'Notizen'"]
     (tmp_path / "no.xlsx").write_bytes(b"PK\x03\x04")
-    with pytest.raises(DataError, match=r"no\.xlsx is no readable spreadsheet"):
-        read(tmp_path / "no.xlsx")
+    name, content = "xl/worksheets/sheet1.xml", bytearray((tmp_path / "rows.xlsx").read_bytes())
+    with zipfile.ZipFile(tmp_path / "rows.xlsx") as archive:
+        at = archive.getinfo(name).header_offset + 30 + len(name)
+    content[at : at + 4] = b"\xff" * 4  # no block that can be unpacked
+    (tmp_path / "torn.xlsx").write_bytes(content)
+    for damaged in ("no", "torn"):
+        with pytest.raises(DataError, match=rf"{damaged}\.xlsx is no readable spreadsheet"):
+            read(tmp_path / f"{damaged}.xlsx")
+
+
+def test_packed_table_may_be_padded_but_not_without_end(tmp_path: Path) -> None:
+    """A sparse file ends with any number of zeros, and Python's reader takes them one by one."""
+    path, content = tmp_path / "rows.csv.gz", gzip.compress(csv_text(",").encode())
+    path.write_bytes(content + bytes(500))
+    assert [(row["text"], row["label"]) for _, row in read(path)[0]] == ROWS
+    with path.open("r+b") as file:
+        file.truncate(1 << 32)
+    with pytest.raises(DataError, match=r"\(more than 65,536 zeros follow it\); pack it again"):
+        read(path)
 
 
 @pytest.mark.parametrize(("limit", "place"), [("ROWS", (9, 1)), ("CELLS", (2, 99)), ("BYTES", (2, 1))])

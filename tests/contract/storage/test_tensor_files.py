@@ -79,6 +79,7 @@ def _entry(dtype: Any = "F32", shape: Any = (1,), offsets: Any = (0, 4)) -> dict
         (with_header({"__metadata__": ["a"]}, b""), "its metadata are no texts"),
         (with_header(b" " * (MAX_HEADER_BYTES + 1), b""), "its header has 10,000,001 bytes, at most 10,000,000 are"),
         (with_header({"a": _entry(shape=[2**62, 2**62])}, b"0000"), "can't take bytes [0, 4)"),
+        (with_header({"a": _entry(shape=[0, 2**40, 2**40], offsets=[0, 0])}, b""), "can't take bytes [0, 0)"),
         (with_header({"a": _entry(offsets=[4, 0])}, b"0000"), "can't take bytes [4, 0)"),
         (with_header({"a": _entry(offsets=[4, 8])}, b"00000000"), "tensor 'a' begins at byte"),
         (with_header({"a": _entry(), "b": _entry()}, b"0000"), "tensor 'b' begins at byte"),

@@ -273,6 +273,17 @@ def test_statement_that_a_node_has_not_signed_names_it() -> None:
     assert "certificate" not in audit.run._line(PLAN, audit.turn, audit.opened)["nodes"]["b"]
 
 
+def test_signature_is_not_stored_where_none_is_checked() -> None:
+    """In plain text it may be any bytes, and its certificate no text: the run would end, or the ledger grow."""
+    audit = Audit()
+    audit.told()
+    audit.opened.told["b"].signature = audit.opened.told["b"].certificate_pem = b"\xff" * 9
+    audit.check()
+    audit.answer("c")
+    (_, line) = (json.loads(text) for text in audit.run.closed(audit.turn).splitlines())
+    assert [[*entry] for entry in line["nodes"].values()] == [["says"]] * len(PLAN.nodes)
+
+
 def test_trail_counts_once_and_for_open_turns_only() -> None:
     """What a node tells after it may know what was drawn changes nothing."""
     audit = Audit()

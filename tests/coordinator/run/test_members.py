@@ -7,7 +7,7 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -21,7 +21,8 @@ from coordinator.run.members import MAX_BETWEEN_S, Member, Registry, WakingClock
 from coordinator.run.recovery import Reports
 from coordinator.run.requests import RunRequest
 from coordinator.run.run_driver import RunWork
-from ringtune.errors import BusyError, ConnectionFailedError, DataError, FrameError, IntegrityError
+from ringtune.errors import BusyError, CapacityError, ConnectionFailedError, DataError, FrameError, IntegrityError
+from ringtune.run_control.recovery import RecoveryPolicy
 from ringtune.run_control.state_machine import RunStateMachine
 from ringtune.schedule.methods import Hift, RingAda
 from ringtune.schedule.migration import without_owner
@@ -330,25 +331,50 @@ def test_owner_that_was_left_out_and_joins_is_told_what_becomes_of_its_rows(
         going.driver.stop("test")
 
 
-def test_run_that_begins_without_owners_asks_those_that_are_there() -> None:
-    """They were left out in an earlier part of the run; other members are asked when they join."""
-    members: Any = SimpleNamespace(living=lambda: (member("a"), member("b"), member("c")))
-    participants = Participants("run", members, lease_s=1.0)
-    reports = Reports(CheckpointManager("run", job(), None))
-    handler = JoinHandler(
+def participants_beside(*living: Member) -> Participants:
+    """A run without nodes of its own, beside these members."""
+    members: Any = SimpleNamespace(living=lambda: living)
+    return Participants("run", members, lease_s=1.0)
+
+
+def handler_of(participants: Participants, machine: RunStateMachine) -> JoinHandler:
+    """The handler of those that join this run."""
+    return JoinHandler(
         participants,
         RunRequest(job=job()),
-        RunStateMachine(None),
-        reports,
+        machine,
+        Reports(CheckpointManager("run", job(), None)),
         feed=lambda event: None,
         addresses={},
         shards_run="run",
     )
+
+
+def test_run_that_begins_without_owners_asks_those_that_are_there() -> None:
+    """They were left out in an earlier part of the run; other members are asked when they join."""
+    participants = participants_beside(member("a"), member("b"), member("c"))
+    handler = handler_of(participants, RunStateMachine(None))
     books: Any = None
     plan = Plan(without_owner(KNOWN.plan.course, "b", 1), KNOWN.plan.placements)
     handler.begin(KnownNodes(plan, {"a": facts("a")}), books, books)
     entry = participants.queue.get_nowait()
     assert (entry.func, *entry.args) == (handler._consider, member("b")) and participants.queue.empty()
+
+
+def test_guest_is_no_host_of_a_run_that_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any user can invite one; other members that join meanwhile are asked."""
+    inspected, noted, books = list[str](), list[str](), cast(Any, None)
+    monkeypatch.setattr(JoinHandler, "_ask", lambda handler, joined, needed: inspected.append(joined.node))
+    machine = RunStateMachine(None, recovery=RecoveryPolicy(awaits_s=10.0))
+    assert machine.awaited.for_room(CapacityError.__name__, "nothing fits", ["b"], 0.0)
+    participants = participants_beside()
+    monkeypatch.setattr(participants.output, "note", noted.append)
+    handler = handler_of(participants, machine)
+    handler.begin(KNOWN, books, books)
+    for joined in (member("pi"), dataclasses.replace(member("eval-00000000"), is_guest=True)):
+        handler.joined(dataclasses.replace(joined, wire=WIRE))
+    assert inspected == ["pi"]
+    assert noted[1:] == ["node eval-00000000 has joined the coordinator, and takes no part in this run: it is a guest"]
 
 
 def test_report_of_a_former_process_is_refused(cluster: FakeCluster) -> None:

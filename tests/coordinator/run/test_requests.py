@@ -30,6 +30,7 @@ from ringtune.ids import make_run_id
 from ringtune.run_control.checkpoint import Resume
 from ringtune.storage.pieces import Pieces
 from ringtune.v1 import control_pb2
+from tests.contract.run_control.test_checkpoint import manifest
 from tests.support.fake_agents import facts, job
 from tests.support.saved_runs import plan
 
@@ -38,7 +39,7 @@ FULL = RunRequest(
     plan_only=True,
     num_nodes=2,
     join_s=7.5,
-    resume=Resume(plan=plan(), manifests=(), lengths=()),
+    resume=Resume(plan=plan(), manifests=(manifest(),), lengths=()),
     profile=Profile(nodes=(facts("a"), facts("b"))),
     plan=GivenPlan(plan=plan(), version="1.2.3", model_digest="ab" * 32),
     choices=Choices(microbatches=(1, 2), wire_dtypes=("float16",)),

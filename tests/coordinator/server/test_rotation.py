@@ -23,7 +23,7 @@ from coordinator.server import certificate_authority
 from coordinator.server.certificate_authority import NEXT, Authority, Register, TrustKeeper, init_trust, make_token
 from coordinator.server.coordinator import Coordinator
 from coordinator.server.database import Database
-from coordinator.server.rotation import Phase, Rotation
+from coordinator.server.rotation import MOST_GONE, Phase, Rotation
 from coordinator.server.server import CoordinatorServer, CoordinatorServicer
 from edge.doctor import Level, check_coordinator
 from ringtune import __version__
@@ -72,6 +72,27 @@ def test_rotation_introduces_before_it_issues_and_ends_in_time() -> None:
     moved = issuing.heard("node a", is_of_new=True)
     assert Rotation.parse(moved.to_text()) == moved != issuing
     assert moved.heard("node a", is_of_new=False) == issuing
+
+
+@pytest.mark.promise("7 bounded memory")
+def test_rotation_forgets_guests_that_have_left(tmp_path: Path) -> None:
+    """A user may invite any number of them within days; each that calls is written to the disk, with all before it."""
+    ring = Ring(tmp_path, A, B)
+    ring.present.remove(B)  # it is waited for
+    ring.keeper.rotate(HOUR_S)
+    ring.until("issuing")
+    names = [f"eval-{number:08x}" for number in range(MOST_GONE + 2)]
+    after = ring.keeper.rotation_state(names)
+    assert after is not None
+    rotation = dataclasses.replace(after.rotation, moved=frozenset(["node a", *map(str, map(node_party, names))]))
+    assert rotation.without_gone(names[1:]) is rotation.without_gone(names[2:]) is rotation
+    assert rotation.without_gone(names[:1]).moved == {"node a", "node eval-00000000"}
+    ring.keeper._change(rotation)
+    ring.keeper._versions |= dict.fromkeys(names, "version")
+    ring.now_unix_s += 2.0
+    ring.go_on()
+    kept = Rotation.parse(Register(ring.trust).noted("rotation"))
+    assert not kept.moved - {"node a"} and not ring.keeper._versions.keys() - {"a"}
 
 
 class Ring:

@@ -358,6 +358,10 @@ def test_service_shows_and_gives_users_their_own_runs(tmp_path: Path, monkeypatc
         driver.board.awaits(["pi"], "it has the rows", math.inf)
         courses = [stubs[name].Status(control_pb2.Empty(), timeout=CALL_S).run for name in users]
         assert [(run.run_id, list(run.awaited)) for run in courses] == [(planned, []), *[(planned, ["pi"])] * 2]
+        guest = speaker_of("eval-00000000", "node")  # which any user may invite
+        with speaking_as(guest), open_channel(server.address, peer=COORDINATOR) as of_guest:
+            run = control_pb2_grpc.CoordinatorStub(of_guest).Status(control_pb2.Empty(), timeout=CALL_S).run
+        assert (run.run_id, list(run.awaited)) == (planned, [])
         for name, run_id in (("alice", RUN), ("root", OF_BOB), ("bob", planned)):
             assert not [why for why in refusals(stubs[name], run_id) if " is of " in why]
         request, after, before = RunRequest(job=job(), plan_only=True, num_nodes=9), planned, driver

@@ -10,6 +10,7 @@ import os
 import shutil
 import struct
 import sys
+import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -383,12 +384,16 @@ def test_images_refuse_damaged_files(vit: Path, tmp_path: Path, monkeypatch: pyt
     shutil.copy(path, tmp_path / "zip" / "cat" / "a.npy")
     (tmp_path / "odd" / "cat" / "a.npy").write_bytes(b"\x93NUMPY\x01\x00\x76\x00" + b"(" * 117 + b"\n")
     (tmp_path / "rows.csv").write_text("image,label\n")
+    with zipfile.ZipFile(tmp_path / "text.npz", "w") as archive:
+        archive.writestr("image.npy", "no array")
+        archive.writestr("label.npy", "no array")
     np.savez_compressed(tmp_path / "bomb.npz", **_arrays(more=np.zeros(1 << 22, np.uint8)))
     monkeypatch.setattr("ringtune.storage.text_files.check_archive.__kwdefaults__", {"most_bytes": 1, "factor": 200})
     for name, message in (
         ("bomb.npz", r"unpacks to 4,[0-9,]+ bytes, more than 200 times its own; write it with numpy\.savez, not"),
         ("no.npz", "is not there"),
         ("cut.npz", "is no readable npz file"),
+        ("text.npz", "'image' is no array; write it with"),
         ("empty", "has no images; put them into a folder for each class"),
         ("bad", r"cat/a\.npy has images of shape \(5, 5\)"),
         ("torn", r"cat/a\.npy is no readable array"),

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from edge.model.result import load_saved, model_tensors, result_files
-from ringtune.errors import DivergedError, IntegrityError
+from ringtune.errors import DivergedError, IntegrityError, ModelError
 from ringtune.models.architecture_heads import architecture_head
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import CAUSAL_LM
@@ -95,6 +95,10 @@ def test_whole_model_has_no_path_of_this_machine(tmp_path: Path) -> None:
     assert config["architectures"] == ["BertForSequenceClassification"]
     assert config["dtype"] == "float32"
     assert {"model.safetensors", "tokenizer.json", "vocab.txt"} <= {path.name for path in folder.iterdir()}
+
+    (base / "generation_config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"generation_config\.json is not JSON that can be read"):
+        whole.write_result(whole.parts(base, "sequence-classification"), tmp_path / "other")
 
 
 def test_whole_model_of_two_files_has_an_index(tmp_path: Path) -> None:

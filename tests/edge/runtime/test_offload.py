@@ -74,6 +74,13 @@ def without_one(data: bytes, before: bytes) -> bytes:
     return bytes(to_file(tensors, metadata_of(data)))
 
 
+def longer(data: bytes, before: bytes) -> bytes:
+    """Rows of nine times as many tokens, which agree with each other."""
+    tensors = from_file(Pieces.of(data), {}, where="a parcel")
+    many = {name: value.repeat_interleave(9, dim=1) for name, value in tensors.items()}
+    return bytes(to_file(many, metadata_of(data)))
+
+
 def torn(data: bytes, before: bytes) -> bytes:
     """Its end is missing."""
     return data[:-8]
@@ -108,6 +115,7 @@ DIVERGED = r"diverged at step 1, .* owner a: .*not finite.*learning_rate"
         (Payload.WEIGHTS, older, "the adapters of a helper are of version '0', not '1'"),
         (Payload.PAIRS, cut, "the pair of .* is "),
         (Payload.PAIRS, without_one, "too much or too little"),
+        (Payload.PAIRS, longer, "the pairs of 4 rows have .* numbers, at most .* are taken"),
         (Payload.PAIRS, empty, "too little"),  # not one whose gradient is zero
         (Payload.WEIGHTS, cut, "the adapters that helper z sent for the blocks"),
         (Payload.WEIGHTS, without_one, "the adapters that helper z sent for the blocks"),
@@ -129,7 +137,7 @@ def test_parcels_that_are_not_what_they_should_be_end_the_run(
     with pytest.raises(DivergedError if change is not_finite else IntegrityError, match=words) as caught:
         run(folder, monkeypatch, payload, change)
     assert "\n" not in str(caught.value)
-    is_found_late = change in (cut, without_one, empty)
+    is_found_late = change in (cut, without_one, longer, empty)
     assert caught.value.peer == (("a" if payload == Payload.PAIRS else "z") if is_found_late else "")
 
 

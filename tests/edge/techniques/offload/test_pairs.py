@@ -462,6 +462,8 @@ def test_vectors_of_sites_that_a_helper_does_not_have_are_refused(wire: str) -> 
         with pytest.raises(IntegrityError, match=rf"a vector \[{size}\] of '{name[:-2]}' came, which is none here"):
             reader.decode({"0.a.v": torch.zeros(2), name: torch.ones(size)}, torch.float64)
     assert [*reader.known] == ["0.a"] and reader.known["0.a"].sum() == 2
+    sent = {"0.a.z": torch.ones(2, 5, 4), "0.a.grad": torch.ones(2, 5, 3)}
+    assert reader.num_values(sent) == 2 * 5 * ((8 if wire == "velora" else 4) + 3), "as they are once unfolded"
 
 
 def test_state_of_a_helper_without_the_vectors_of_its_pairs_is_refused() -> None:
