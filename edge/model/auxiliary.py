@@ -91,8 +91,8 @@ class MlpDelta(nn.Module):
 
     def forward(self, x_BTI: torch.Tensor) -> torch.Tensor:
         """Compute g(x)."""
-        found: torch.Tensor = self.up(functional.relu(self.down(x_BTI)))
-        return found
+        y_BTO: torch.Tensor = self.up(functional.relu(self.down(x_BTI)))
+        return y_BTO
 
     def start(self, seeded: Callable[[str], torch.Generator]) -> None:
         """Allocate the weights: V and b as torch draws them, U and c zero.
@@ -194,10 +194,10 @@ def add_auxiliary(
             matrix = block.get_submodule(path)
             outputs, inputs = _shape_of(matrix, layout)
             if layout.is_merged and places[0] in FUSED_PARTS:
-                own = {place: configs[place] for place in places}
-                check_alphas(own.values())
+                fused = {place: configs[place] for place in places}
+                check_alphas(fused.values())
                 width = outputs // len(FUSED_PARTS)
-                parts: dict[str, nn.Module] = {at: make_delta(one, inputs, width) for at, one in own.items()}
+                parts: dict[str, nn.Module] = {at: make_delta(config, inputs, width) for at, config in fused.items()}
                 delta: nn.Module = FusedDelta(parts, width)
             else:
                 delta = make_delta(configs[places[0]], inputs, outputs)
@@ -265,8 +265,8 @@ class _Beside(NamedTuple):
     def of_place(self, place: str) -> dict[str, torch.Tensor]:
         """Tensors of one place, by the last part of their names."""
         start = f"{place}." if self.is_fused else ""
-        found = {name: tensor for name, tensor in self.tensors.items() if name.startswith(start)}
-        return {name.removeprefix(start): tensor for name, tensor in found.items()}
+        tensors = {name: tensor for name, tensor in self.tensors.items() if name.startswith(start)}
+        return {name.removeprefix(start): tensor for name, tensor in tensors.items()}
 
 
 def load_auxiliary(model: nn.Module, folder: str | Path) -> nn.Module:
@@ -376,13 +376,13 @@ def _load_library(model: Any, folder: Path, facts: AdapterDescription, tensors: 
     invertible: Any = dict(getattr(base, INVERTIBLE, {})).get(facts.name)
     if invertible is not None and (decoder := model.get_output_embeddings()) is not None:
         decoder.register_forward_pre_hook(invertible.inverted)
-    own = {name.removeprefix(family.prefix): value for name, value in tensors.items()}
-    own = {name: value for name, value in own.items() if is_of_library(f".{name}", facts.name)}
+    state = {name.removeprefix(family.prefix): value for name, value in tensors.items()}
+    state = {name: value for name, value in state.items() if is_of_library(f".{name}", facts.name)}
     targets = {name: value for name, value in base.state_dict().items() if is_of_library(f".{name}", facts.name)}
-    came, wanted = ({name: value.shape for name, value in tensors.items()} for tensors in (own, targets))
-    if odd := sorted(dict(came.items() ^ wanted.items())):
+    came, needed = ({name: value.shape for name, value in tensors.items()} for tensors in (state, targets))
+    if odd := sorted(dict(came.items() ^ needed.items())):
         raise IntegrityError(f"{where} and this model differ in {odd[0]}; take the base model, a {facts.model_type}")
-    base.load_state_dict(own, strict=False)
+    base.load_state_dict(state, strict=False)
     like = next(model.parameters())
     for path, module in base.named_modules():
         if is_of_library(f".{path}.", facts.name):
@@ -397,14 +397,14 @@ def _matrices(model: nn.Module, folder: Path, facts: AdapterDescription, tensors
         if facts.library is None or not is_of_library(key, facts.name):
             matrix, _, end = key.partition(f".{facts.name}.")
             by_path.setdefault(matrix, {})[end] = tensor
-    found = [_beside(model, folder, facts, path, own) for path, own in sorted(by_path.items())]
-    wanted = sum(own_tensors(facts.parts, block) for block in range(len(base.get_submodule(family.blocks_path))))
-    if (count := sum(map(len, by_path.values()))) != wanted:
+    matrices = [_beside(model, folder, facts, path, of_matrix) for path, of_matrix in sorted(by_path.items())]
+    needed = sum(own_tensors(facts.parts, block) for block in range(len(base.get_submodule(family.blocks_path))))
+    if (count := sum(map(len, by_path.values()))) != needed:
         raise IntegrityError(
-            f"{folder / ADAPTER_FILE} lacks tensors: it has {count} of {wanted} of this model's auxiliary models; copy "
+            f"{folder / ADAPTER_FILE} lacks tensors: it has {count} of {needed} of this model's auxiliary models; copy "
             f"the run's folder again, and take the base model, a {facts.model_type}"
         )
-    return found
+    return matrices
 
 
 def _beside(
@@ -418,9 +418,9 @@ def _beside(
     configs = {place: by_place[place] for place in places if place in by_place}
     is_fused = layout.is_merged and set(places) == set(FUSED_PARTS)
     if matrix is not None and configs:
-        found = _Beside(path, matrix, tensors, configs, is_fused)
-        if _fits(found, inputs_first=layout.inputs_first):
-            return found
+        beside = _Beside(path, matrix, tensors, configs, is_fused)
+        if _fits(beside, inputs_first=layout.inputs_first):
+            return beside
     raise IntegrityError(
         f"{folder / ADAPTER_FILE} has tensors beside {path}, which this model does not have in that shape; "
         f"take the base model, a {facts.model_type}"

@@ -201,8 +201,8 @@ def text_logits(head: Head, last_BTD: torch.Tensor) -> torch.Tensor:
     """
     logits_BTV, cap = head(last_BTD), head.logit_cap
     capped_BTV = cap * torch.tanh(logits_BTV / cap) if cap else logits_BTV
-    found: torch.Tensor = capped_BTV[0].float().cpu()
-    return require_largest(found)
+    logits: torch.Tensor = capped_BTV[0].float().cpu()
+    return require_largest(logits)
 
 
 def require_largest(logits: torch.Tensor) -> torch.Tensor:
@@ -362,8 +362,8 @@ class CausalLanguageModel(Task):
             return super().run(head, last_BTD, batch, more)
         chunk = max(1, MAX_LOGIT_BYTES // (vocabulary * item_bytes) // (2 if cap else 1))
         labels_N, hidden_ND = _next_tokens(batch), last_BTD.flatten(0, 1)
-        found = token_loss(hidden_ND, table_VD, labels_N, chunk=chunk, ignored=IGNORED, cap=cap, bias_V=decoder.bias)
-        return self._counts(found.loss_sum, found.num_correct, batch)
+        loss = token_loss(hidden_ND, table_VD, labels_N, chunk=chunk, ignored=IGNORED, cap=cap, bias_V=decoder.bias)
+        return self._counts(loss.loss_sum, loss.num_correct, batch)
 
     def evaluate(self, logits: torch.Tensor, batch: Batch) -> HeadCounts:
         """Sum the cross entropy of the next tokens. Labels are shifted, as logits without the last token are a copy."""

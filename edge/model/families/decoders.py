@@ -60,8 +60,8 @@ class Gpt2Family:
     def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:
         """Run one layer; in a tuple the hidden state is first."""
         cache = {cache_argument(block.__class__): context.cache, "cache_position": context.row_positions}
-        found = block(hidden_BTD, attention_mask=context.mask, **cache)
-        hidden: torch.Tensor = found[0] if isinstance(found, tuple) else found
+        output = block(hidden_BTD, attention_mask=context.mask, **cache)
+        hidden: torch.Tensor = output[0] if isinstance(output, tuple) else output
         return hidden
 
     def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -205,12 +205,12 @@ class LayeredFamily:
         """Build the masks of both types as the library does, and the rotary tables."""
         config = base.config
         types = getattr(config, "layer_types", None) or (_FULL,)
-        found = []
+        contexts = []
         for kind in (_FULL, _SLIDING):
             if kind in types:
-                own = causal_context(config, hidden_BTD, mask_BT, cache, window=kind == _SLIDING)
-                found.append(own._replace(rotary=self.rotary(base, hidden_BTD, own.positions, kind)))
-        return LayeredContext(found[0], found[-1])
+                context = causal_context(config, hidden_BTD, mask_BT, cache, window=kind == _SLIDING)
+                contexts.append(context._replace(rotary=self.rotary(base, hidden_BTD, context.positions, kind)))
+        return LayeredContext(contexts[0], contexts[-1])
 
     def rotary(self, base: Any, hidden_BTD: torch.Tensor, positions_BT: torch.Tensor, layer_type: str) -> Any:
         """Return the rotary tables of blocks of a type: the same for all."""
@@ -218,16 +218,16 @@ class LayeredFamily:
 
     def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:
         """Run one layer; in a tuple the hidden state is first."""
-        own = context.of(block.self_attn)
-        found = block(
+        inputs = context.of(block.self_attn)
+        output = block(
             hidden_BTD,
-            attention_mask=own.mask,
-            position_ids=own.positions,
-            cache_position=own.row_positions,
-            **{cache_argument(block.__class__): own.cache},
+            attention_mask=inputs.mask,
+            position_ids=inputs.positions,
+            cache_position=inputs.row_positions,
+            **{cache_argument(block.__class__): inputs.cache},
             **self.positions(block, context),
         )
-        hidden: torch.Tensor = found[0] if isinstance(found, tuple) else found
+        hidden: torch.Tensor = output[0] if isinstance(output, tuple) else output
         return hidden
 
     def positions(self, block: Any, context: LayeredContext) -> dict[str, Any]:

@@ -40,20 +40,22 @@ class BertFamily:
 
     def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:
         """Run one layer; in a tuple the hidden state is first."""
-        found = block(hidden_BTD, context)
-        hidden: torch.Tensor = found[0] if isinstance(found, tuple) else found
+        output = block(hidden_BTD, context)
+        hidden: torch.Tensor = output[0] if isinstance(output, tuple) else output
         return hidden
 
     def first_tokens(self, block: Any, hidden_BTD: torch.Tensor, context: Any, count: int) -> torch.Tensor:
         """Run one layer for the first tokens, as queries of an attention over all tokens."""
-        first_BtD, own = hidden_BTD[:, :count], block.attention.self
+        first_BtD, attention = hidden_BTD[:, :count], block.attention.self
 
         def compute(first_BtD: torch.Tensor) -> torch.Tensor:
-            matrices = (own.query, own.key, own.value)
-            return self.attend(own.dropout, matrices, own.num_attention_heads, first_BtD, hidden_BTD, context)
+            matrices = (attention.query, attention.key, attention.value)
+            return self.attend(
+                attention.dropout, matrices, attention.num_attention_heads, first_BtD, hidden_BTD, context
+            )
 
-        found = called(own, compute, first_BtD)
-        hidden: torch.Tensor = block.feed_forward_chunk(block.attention.output(found, first_BtD))
+        attended = called(attention, compute, first_BtD)
+        hidden: torch.Tensor = block.feed_forward_chunk(block.attention.output(attended, first_BtD))
         return hidden
 
     def attend(
@@ -76,11 +78,11 @@ class BertFamily:
         q_BHtW, k_BHTW, v_BHTW = (parts.transpose(1, 2) for parts in each)
         if self.is_fused:
             rate = dropout.p if dropout.training else 0.0
-            found = functional.scaled_dot_product_attention(q_BHtW, k_BHTW, v_BHTW, attn_mask=mask, dropout_p=rate)
+            attended = functional.scaled_dot_product_attention(q_BHtW, k_BHTW, v_BHTW, attn_mask=mask, dropout_p=rate)
         else:
             scores_BHtT = q_BHtW @ k_BHTW.transpose(2, 3) / math.sqrt(q_BHtW.shape[-1]) + mask
-            found = dropout(scores_BHtT.softmax(-1)) @ v_BHTW
-        return found.transpose(1, 2).flatten(2)
+            attended = dropout(scores_BHtT.softmax(-1)) @ v_BHTW
+        return attended.transpose(1, 2).flatten(2)
 
     def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
         """Return the last hidden state unchanged."""
@@ -91,8 +93,8 @@ def called(module: nn.Module, compute: Callable[[torch.Tensor], torch.Tensor], x
     """Call a module with ``compute`` in place of its forward, so that the hooks of adapters on it run."""
     module.forward = compute
     try:
-        found: torch.Tensor = module(x)
-        return found
+        output: torch.Tensor = module(x)
+        return output
     finally:
         del module.forward
 
@@ -119,15 +121,17 @@ class DistilBertFamily(BertFamily):
 
     def first_tokens(self, block: Any, hidden_BTD: torch.Tensor, context: Any, count: int) -> torch.Tensor:
         """Run one layer for the first tokens, as queries of an attention over all tokens."""
-        first_BtD, own = hidden_BTD[:, :count], block.attention
+        first_BtD, attention = hidden_BTD[:, :count], block.attention
 
         def compute(first_BtD: torch.Tensor) -> Any:
-            matrices = (own.q_lin, own.k_lin, own.v_lin)
-            return own.out_lin(self.attend(own.dropout, matrices, own.n_heads, first_BtD, hidden_BTD, context))
+            matrices = (attention.q_lin, attention.k_lin, attention.v_lin)
+            return attention.out_lin(
+                self.attend(attention.dropout, matrices, attention.n_heads, first_BtD, hidden_BTD, context)
+            )
 
-        found = called(own, compute, first_BtD)
-        found = block.sa_layer_norm(found + first_BtD)
-        hidden: torch.Tensor = block.output_layer_norm(block.ffn(found) + found)
+        attended = called(attention, compute, first_BtD)
+        attended = block.sa_layer_norm(attended + first_BtD)
+        hidden: torch.Tensor = block.output_layer_norm(block.ffn(attended) + attended)
         return hidden
 
 

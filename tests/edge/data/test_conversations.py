@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from edge.data import conversations as chats
-from edge.data.conversations import BEYOND, UNSHOWN, ChatExamples, Conversations
+from edge.data.conversations import BEYOND, UNSHOWN, Conversations
 from edge.data.dataset import OwnerDataset
-from edge.data.examples import PackedExamples
+from edge.data.examples import PackedExamples, TextExamples
 from edge.data.tokens import IGNORED, Batch, RowFaultError, load_tokenizer
 from ringtune.errors import DataError, ModelError
 from ringtune.job.job import Job, parse_job
@@ -45,13 +45,13 @@ def job_of(folder: Path, *, max_length: int = 512, **data: Any) -> Job:
     return parse_job(text, source="test")
 
 
-def examples_of(folder: Path, path: Path, **keys: Any) -> ChatExamples:
+def examples_of(folder: Path, path: Path, **keys: Any) -> TextExamples:
     """All examples of a file."""
     source = Conversations(job_of(folder, **keys), folder)
     return source.examples(source.read(path).rows, ())
 
 
-def learned(examples: ChatExamples) -> list[tuple[list[int], list[int]]]:
+def learned(examples: TextExamples) -> list[tuple[list[int], list[int]]]:
     """Ids and labels of each example, without padding."""
     found = []
     for index in range(len(examples)):

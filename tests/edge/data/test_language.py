@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import load
 
 from edge.data.dataset import OwnerDataset, RowsDigest
+from edge.data.examples import TextExamples
 from edge.data.prompts import PackedPrompts, PromptReader
-from edge.data.texts import Language, LanguageExamples
+from edge.data.texts import Language
 from edge.data.tokens import IGNORED
 from edge.runtime.executor import NodeExecutor
 from ringtune.errors import ModelError
@@ -31,7 +32,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_family(folder, "llama", num_blocks=2, padding_side="left", with_decoder=True)
 
 
-def read(model_folder: Path, path: Path) -> LanguageExamples:
+def read(model_folder: Path, path: Path) -> TextExamples:
     """Everything that a file has."""
     source = Language(ring.make_job(model_folder, model__task="causal-lm", train__max_length=LENGTH), model_folder)
     return source.examples(source.read(path).rows, ())
