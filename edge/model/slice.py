@@ -245,10 +245,10 @@ class BlockRunner:
         return hidden_BTD
 
     def _whole(self, index: int, context: Any, hidden_BTD: torch.Tensor) -> torch.Tensor:
-        block = self.skeleton.blocks[index]
-        if self._top_tokens and index == len(self.skeleton.blocks) - 1:
-            return self.skeleton.family.first_tokens(block, hidden_BTD, context, self._top_tokens)
-        return self.skeleton.family.block(block, hidden_BTD, context)
+        block, family = self.skeleton.blocks[index], self.skeleton.family
+        if self._top_tokens and family.first_tokens and index == len(self.skeleton.blocks) - 1:
+            return family.first_tokens(block, hidden_BTD, context, self._top_tokens)
+        return family.block(block, hidden_BTD, context)
 
 
 def products(device: torch.device, *, is_rounded: bool) -> torch.autocast:

@@ -31,6 +31,7 @@ import torch
 from torch import nn
 
 from edge.data.tokens import Batch
+from edge.model.families import first_of
 from edge.model.families.decoders import is_packed, last_token, row_places
 from edge.model.key_values import KeyValueCache, cache_argument
 from ringtune.models.family import CAUSAL_LM, Family
@@ -110,7 +111,7 @@ class _Arguments(NamedTuple):
 
 
 class RecordedFamily:
-    """The ``FamilyForward`` of ``ringtune.models.generic_decoders`` and ``ringtune.models.generic_encoders``."""
+    """The parts of a ``FamilyForward`` of ``ringtune.models.generic_decoders`` and ``generic_encoders``."""
 
     def __init__(self, family: Family) -> None:
         self._path, self._masked_by_positions, self._last = family.blocks_path, family.packs, family.head_paths
@@ -185,8 +186,7 @@ class RecordedFamily:
         if arguments.passed is not None:
             return run_block(arguments.passed, block, hidden_BTD, *arguments.args, **arguments.kwargs)
         for _ in range(arguments.repeats):
-            output = block(hidden_BTD, *arguments.args, **arguments.kwargs)
-            hidden_BTD = output[0] if isinstance(output, tuple) else output
+            hidden_BTD = first_of(block(hidden_BTD, *arguments.args, **arguments.kwargs))
         return hidden_BTD
 
     def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -347,8 +347,8 @@ def run_block(passed: PassedValues, block: Any, packed_BTV: torch.Tensor, *args:
     shared = {kind: _by_heads(kept[kind], attention.head_dim) for kind in kept if kind == attention.layer_type}
     if passed.inputs:
         args = (*args[:-1], inputs[..., : passed.inputs].contiguous())
-    output = block(hidden_states(passed, hidden, block.config.hidden_size), *args, **{**kwargs, _SHARED: shared})
-    output = output[0] if isinstance(output, tuple) else output
+    entering = hidden_states(passed, hidden, block.config.hidden_size)
+    output = first_of(block(entering, *args, **{**kwargs, _SHARED: shared}))
     for keys in passed.keys_at(at + 1):
         if keys.made_at == at:
             kept[keys.kind] = torch.cat([part.transpose(1, 2).flatten(2) for part in shared[keys.kind]], dim=-1)
