@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from edge.model.adapters.lora import merge as merge_lora
-from edge.model.auxiliary import FUSED_PARTS, FusedDelta, LinearDelta, alpha_beside, matrix_of, places_by_module
+from edge.model.auxiliary import FUSED_PARTS, merge_deltas, places_by_module
 from edge.model.heads import task_of
 from edge.model.result import load_saved, model_files, model_tensors
 from edge.model.skeleton import ADAPTER, Skeleton, build_skeleton
@@ -136,21 +135,10 @@ def merged_files(job: Job, model: Path, adapter: Path, labels: Sequence[str]) ->
 
 
 def merge(skeleton: Skeleton) -> None:
-    """Add the adapter of every hosted block to the matrices; modules of auxiliary models stay, unused."""
+    """Add the adapter of every hosted block to the matrices."""
     inputs_first = LAYOUTS[skeleton.layout.model_type].inputs_first
     merge_lora(skeleton.blocks, name=ADAPTER, inputs_first=inputs_first)
-    for matrix in list(skeleton.blocks.modules()):
-        delta = dict(matrix.named_children()).get(ADAPTER)
-        if isinstance(delta, LinearDelta | FusedDelta):
-            _add(matrix, delta, inputs_first=inputs_first, alpha=alpha_beside(matrix))
-
-
-@torch.no_grad()
-def _add(matrix: nn.Module, delta: nn.Module, *, inputs_first: bool, alpha: float) -> None:
-    change = matrix_of(dict(delta.named_parameters()))
-    weight = matrix.get_parameter("weight")
-    changed = torch.add(weight, change.t() if inputs_first else change, alpha=alpha)
-    matrix.register_parameter("weight", nn.Parameter(changed, requires_grad=False))
+    merge_deltas(skeleton.blocks, name=ADAPTER, inputs_first=inputs_first)
 
 
 _DOWN, _UP = "lora_A", "lora_B"
