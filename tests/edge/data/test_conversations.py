@@ -101,17 +101,6 @@ def test_labels_are_what_answers_add_to_the_text(template: str, system: bool, tm
     assert examples.cut_rows == 0 and not examples.left_out
 
 
-def test_marks_of_a_template_say_what_is_learned(tmp_path: Path) -> None:
-    """As transformers finds them: with the token that ends an answer, without the line feed behind it."""
-    folder = write_tokenizer(tmp_path / "m", MARKED)
-    tokenizer = Conversations(job_of(folder), folder).tokenizer
-    found = learned(examples_of(folder, write_conversations(tmp_path / "rows.jsonl", ROWS)))
-    for messages, (ids, labels) in zip(ROWS, found, strict=True):
-        wanted = tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
-        assert ids == wanted["input_ids"]
-        assert [label != IGNORED for label in labels] == list(map(bool, wanted["assistant_masks"]))
-
-
 def test_loss_on_all_learns_every_token_but_the_first(tmp_path: Path) -> None:
     """The text is that of the template."""
     folder = write_tokenizer(tmp_path / "m", LLAMA)
@@ -156,17 +145,6 @@ def test_forms_of_rows_give_equal_examples(tmp_path: Path) -> None:
     (only,) = learned(examples_of(folder, write_conversations(tmp_path / "prompt.jsonl", [row])))
     tokenizer = Conversations(job_of(folder), folder).tokenizer
     assert [only] == by_prefixes(tokenizer, [*former, question, answer], learned_from=3)
-
-
-@pytest.mark.parametrize("bos", [False, True])
-def test_plain_prompts_have_no_template(bos: bool, tmp_path: Path) -> None:
-    """The completion is learned with the end-of-text token behind it; a begin token is the tokenizer's own."""
-    folder = write_tokenizer(tmp_path / "m", bos=bos)
-    path = write_conversations(tmp_path / "rows.jsonl", [{"prompt": "no w1", "completion": " w12 yes"}])
-    tokenizer = Conversations(job_of(folder), folder).tokenizer
-    prompt, answer = tokenizer("no w1")["input_ids"], tokenizer(" w12 yes", add_special_tokens=False)["input_ids"]
-    assert learned(examples_of(folder, path)) == [([*prompt, *answer, 2], [IGNORED] * len(prompt) + [*answer, 2])]
-    assert (prompt[0] == 1) is bos
 
 
 def test_rows_that_are_too_long_are_cut_and_counted(tmp_path: Path) -> None:

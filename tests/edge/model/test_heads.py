@@ -182,13 +182,3 @@ def test_logits_that_overflow_choose_no_token(value: float) -> None:
     with pytest.raises(DivergedError, match=r"which predict nothing; set model.dtype = 'float32'"):
         text_logits(head, hidden * value)
     assert require_largest(torch.tensor([-torch.inf, 1.0])).argmax() == 1
-
-
-def test_task_that_does_not_say_how_it_is_judged_can_not_be_made() -> None:
-    """It is told when the tasks are listed, not at the first loss of a run."""
-
-    class Unjudged(heads.Task):
-        """A task without ``evaluate``."""
-
-    with pytest.raises(TypeError, match="evaluate"):
-        Unjudged()  # type: ignore[abstract]
