@@ -74,7 +74,11 @@ class ImageFile:
 
 
 class Images:
-    """The ``Source`` of image classification; raises ``ModelError``."""
+    """The ``Source`` of image classification; raises ``ModelError``.
+
+    Attributes:
+        num_tokens: of an image: its patches and the class token.
+    """
 
     def __init__(self, job: Job, folder: Path) -> None:
         config = read_config(folder)
@@ -82,7 +86,7 @@ class Images:
             raise ModelError(f"{folder}: model_type {config['model_type']!r} takes no images")
         self._data, self._image, self._label = job.data, job.data.image, job.data.label
         self._size = ImageSize(config["num_channels"], config["image_size"])
-        self._num_tokens = image_tokens(config)
+        self.num_tokens = image_tokens(config)
         self._processor = ImageProcessor(read_image_steps(folder, channels=self._size.channels, side=self._size.side))
 
     def read(self, path: Path) -> Rows:
@@ -124,11 +128,6 @@ class Images:
         if not bool(torch.isfinite(pixels).all()):
             raise DataError(f"{name} has numbers that are not finite; remove it")
         return pixels
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of tokens of an image: its patches and the class token."""
-        return self._num_tokens
 
     def files_in(self, folder: Path) -> list[ImageFile]:
         """List the images in a folder and below it, with or without a folder for each class; every shape is checked.

@@ -581,12 +581,7 @@ def active_outputs(
     x has any number of leading dimensions; matrix and bias are the whole ones. A torch function mode may give a
     projection, from which the gradient of the matrix is computed then.
     """
-    if weight_OI.requires_grad and has_torch_function((x_NI, weight_OI)):
-        chosen: torch.Tensor = handle_torch_function(active_outputs, (x_NI, weight_OI), x_NI, weight_OI, bias_O, ranges)
-        return chosen
-    factors = rounded(x_NI), rounded(weight_OI), None if bias_O is None else rounded(bias_O)
-    outputs: torch.Tensor = _ActiveOutputs.apply(*factors, ranges, projection)  # type: ignore[no-untyped-call]
-    return outputs
+    return _product(active_outputs, _ActiveOutputs, (x_NI, weight_OI, bias_O), ranges, projection)
 
 
 def active_inputs(
@@ -600,11 +595,22 @@ def active_inputs(
 
     Other arguments as for ``active_outputs``; a projection is of the whole input, with zeros outside of the ranges.
     """
-    if weight_OI.requires_grad and has_torch_function((x_Na, weight_OI)):
-        chosen: torch.Tensor = handle_torch_function(active_inputs, (x_Na, weight_OI), x_Na, weight_OI, bias_O, ranges)
-        return chosen
-    factors = rounded(x_Na), rounded(weight_OI), None if bias_O is None else rounded(bias_O)
-    outputs: torch.Tensor = _ActiveInputs.apply(*factors, ranges, projection)  # type: ignore[no-untyped-call]
+    return _product(active_inputs, _ActiveInputs, (x_Na, weight_OI, bias_O), ranges, projection)
+
+
+Factors = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+"""Input, whole matrix and whole bias."""
+
+
+def _product(
+    function: Callable[..., torch.Tensor], kind: Any, factors: Factors, ranges: Ranges, projection: Projection | None
+) -> torch.Tensor:
+    x, weight, bias = factors
+    outputs: torch.Tensor
+    if weight.requires_grad and has_torch_function((x, weight)):
+        outputs = handle_torch_function(function, (x, weight), x, weight, bias, ranges)
+    else:
+        outputs = kind.apply(rounded(x), rounded(weight), None if bias is None else rounded(bias), ranges, projection)
     return outputs
 
 
@@ -629,14 +635,7 @@ def rebuilt_gradient(sums_OP: torch.Tensor, vector_M: torch.Tensor, width: int) 
 
 class _ActiveOutputs(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        ranges: Ranges,
-        projection: Projection | None,
-    ) -> Any:
+    def forward(ctx: Any, x: Any, weight: Any, bias: Any, ranges: Ranges, projection: Projection | None) -> Any:
         rows, y = _flat(x), x.new_empty(*x.shape[:-1], _width(ranges))  # no view: OLMo clips it in place
         for (start, stop), part in _range_parts(_flat(y), ranges):
             mm_into(part, rows, weight[start:stop].t(), bias=None if bias is None else bias[start:stop])
@@ -667,14 +666,7 @@ class _ActiveOutputs(torch.autograd.Function):
 
 class _ActiveInputs(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        ranges: Ranges,
-        projection: Projection | None,
-    ) -> Any:
+    def forward(ctx: Any, x: Any, weight: Any, bias: Any, ranges: Ranges, projection: Projection | None) -> Any:
         rows, y = _flat(x), x.new_empty(*x.shape[:-1], weight.shape[0])
         for at, ((start, stop), part) in enumerate(_range_parts(rows, ranges)):
             mm_into(_flat(y), part, weight[:, start:stop].t(), bias=bias if at == 0 else None, add=at > 0)

@@ -84,21 +84,20 @@ class UnitOptimizers:
 
     Args:
         units: unit -> its parameters, by names that are unique over all units.
-        keeper: keeps the state of inactive units; by default in memory.
 
     Attributes:
         name: of the optimizer, as in the job.
         units: the parameters of each unit, by name.
     """
 
-    def __init__(self, train: Train, units: Mapping[int, Parameters], keeper: StateStore | None = None) -> None:
+    def __init__(self, train: Train, units: Mapping[int, Parameters]) -> None:
         self.name = train.optimizer
         self.units: dict[int, Parameters] = {unit: dict(parameters) for unit, parameters in units.items() if parameters}
         self._optimizers = {
             unit: make_optimizer(train, list(parameters.values())) for unit, parameters in self.units.items()
         }
         self._unit_of = {name: unit for unit, parameters in self.units.items() for name in parameters}
-        self._keeper: StateStore = keeper or MemoryStateStore()
+        self._keeper: StateStore = MemoryStateStore()
 
     @property
     def held_bytes(self) -> int:
@@ -106,7 +105,7 @@ class UnitOptimizers:
         return sum(value.nbytes for unit in self.units for value in self._held(unit).values())
 
     def keep_in(self, keeper: StateStore) -> None:
-        """Set the store for inactive units; no unit may have state yet."""
+        """Set the store for inactive units, by default memory; no unit may have state yet."""
         self._keeper = keeper
 
     # ---- training ---------------------------------------------------------------------------------

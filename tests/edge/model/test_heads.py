@@ -13,10 +13,11 @@ from edge.data.tokens import IGNORED, Batch
 from edge.model import frozen_weights, heads
 from edge.model.four_bit import WideningBuffer
 from edge.model.frozen_weights import CompactMatrix, FrozenMatrix, RowScaled, round_to_int8
-from edge.model.heads import CausalLanguageModel, HeadCounts, require_largest, text_logits, token_loss
+from edge.model.heads import HeadCounts, require_largest, task_of, text_logits, token_loss
 from edge.model.prediction_heads import Head
 from ringtune.costs.memory_sizes import MAX_LOGIT_BYTES
 from ringtune.errors import DivergedError
+from ringtune.models.family import CAUSAL_LM
 
 ROWS, TOKENS, WIDTH, VOCAB = 3, 40, 8, 97
 EXACT = 1e-9
@@ -67,7 +68,7 @@ def a_batch(rows: int = ROWS, tokens: int = TOKENS, vocabulary: int = VOCAB) -> 
 def computed(hidden_BTD: torch.Tensor, weight_VD: torch.Tensor, batch: Batch) -> tuple[HeadCounts, torch.Tensor]:
     """Loss, hits, and the gradient of the hidden state."""
     leaf = hidden_BTD.clone().requires_grad_(True)
-    counts = CausalLanguageModel().run(head_of(weight_VD), leaf * 2.0, batch, {})
+    counts = task_of(CAUSAL_LM).run(head_of(weight_VD), leaf * 2.0, batch, {})
     torch.autograd.backward([counts.loss_sum / 7])
     assert leaf.grad is not None
     return counts, leaf.grad
@@ -97,13 +98,13 @@ def test_chunks_with_a_cap_give_the_loss_and_gradients_of_capped_logits(chunk: i
     labels = torch.tensor([0, 5, IGNORED, 10, 3, 3, IGNORED, 1, 2])
     hidden.requires_grad_(True)
     table.requires_grad_(True)
-    got = token_loss(hidden, table, labels, chunk=chunk, ignored=IGNORED, cap=2.5, bias_V=bias).loss_sum
+    got = token_loss(hidden, table, labels, chunk=chunk, cap=2.5, bias_V=bias).loss_sum
     logits = 2.5 * torch.tanh((hidden @ table.T + bias) / 2.5)
     want = torch.nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
     found, wanted = (torch.autograd.grad(2 * loss, (hidden, table, bias)) for loss in (got, want))
     assert float(got.detach()) == pytest.approx(float(want.detach()), abs=EXACT)
     assert all(torch.allclose(*pair, rtol=0.0, atol=EXACT) for pair in zip(found, wanted, strict=True))
-    plain = token_loss(hidden.detach(), table, labels, chunk=chunk, ignored=IGNORED).loss_sum
+    plain = token_loss(hidden.detach(), table, labels, chunk=chunk).loss_sum
     assert abs(float(plain.detach() - got.detach())) > 1.0
 
 
@@ -111,7 +112,7 @@ def test_chunks_survive_logits_that_overflow_alone() -> None:
     """Large logits are brought down by their largest first, as the library's loss does."""
     hidden = torch.full((4, 2), 500.0, requires_grad=True)
     table, labels = torch.tensor([[1.0, 1.0], [0.5, 0.5], [-1.0, 0.0]]), torch.tensor([0, 1, 2, 0])
-    found = token_loss(hidden, table, labels, chunk=3, ignored=IGNORED)
+    found = token_loss(hidden, table, labels, chunk=3)
     wanted = torch.nn.functional.cross_entropy(hidden @ table.T, labels, reduction="sum")
     assert float(found.loss_sum.detach()) == pytest.approx(float(wanted.detach()))
     assert found.num_correct == 2
@@ -133,7 +134,7 @@ def test_chunks_give_the_gradient_of_a_table_that_trains(hidden_trains: bool) ->
                 leaves[0] @ leaves[1].T, labels, reduction="sum", ignore_index=IGNORED
             )
         else:
-            loss = token_loss(leaves[0], leaves[1], labels, chunk=chunk, ignored=IGNORED).loss_sum
+            loss = token_loss(leaves[0], leaves[1], labels, chunk=chunk).loss_sum
         torch.autograd.backward([loss / 5])
         grads.append([leaf.grad for leaf in leaves])
     (whole_hidden, whole_table), (hidden_grad, table_grad) = grads
@@ -147,12 +148,12 @@ def test_chunks_give_the_gradient_of_a_table_that_trains(hidden_trains: bool) ->
 def test_chunks_without_targets_or_graph_move_nothing() -> None:
     """A micro-batch of padding alone counts nothing; in an evaluation there is nothing to go backward through."""
     hidden = torch.randn(5, 2, requires_grad=True)
-    found = token_loss(hidden, torch.randn(3, 2), torch.full((5,), IGNORED), chunk=2, ignored=IGNORED)
+    found = token_loss(hidden, torch.randn(3, 2), torch.full((5,), IGNORED), chunk=2)
     torch.autograd.backward([found.loss_sum])
     assert (float(found.loss_sum.detach()), found.num_correct) == (0.0, 0)
     assert hidden.grad is not None and not hidden.grad.any()
     with torch.no_grad():
-        found = token_loss(hidden, torch.randn(3, 2), torch.tensor([0, 1, 2, 0, 1]), chunk=2, ignored=IGNORED)
+        found = token_loss(hidden, torch.randn(3, 2), torch.tensor([0, 1, 2, 0, 1]), chunk=2)
     assert not found.loss_sum.requires_grad
 
 
