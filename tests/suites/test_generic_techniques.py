@@ -5,15 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from edge.model.heads import task_of
@@ -55,6 +53,7 @@ from tests.suites.test_generic_encoders import generic as encoder
 from tests.support import hift_reference
 from tests.support.choosing import make_choice
 from tests.support.hand_ring import make_bench
+from tests.support.live_bytes import LiveBytes
 from tests.support.operation_masks import mixed_table
 from tests.support.operation_masks import one_process as masked_process
 from tests.support.plans import make_plan
@@ -174,41 +173,6 @@ def test_long_rows_keep_what_is_planned_and_share_one_mask(tmp_path: Path, model
 DELTA_NETS = [name for name in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text") if name in GENERIC]
 
 
-class TensorPeak(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of all results of operations while it is entered: those alive, and the most at a time.
-
-    Args:
-        there: tensors that are there before, which do not count.
-    """
-
-    def __init__(self, there: Iterable[torch.Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._sizes = {tensor.untyped_storage()._cdata: 0 for tensor in there}
-        self._there = there
-        self.live_bytes = self.peak_bytes = 0
-
-    def peak_of(self, work: Callable[[], Any]) -> tuple[Any, int]:
-        """Run some work; return its result, and by how much the live bytes rose at most."""
-        self.peak_bytes = before = self.live_bytes
-        with self:
-            result = work()
-        return result, self.peak_bytes - before
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation and count what it made."""
-        found = func(*args, **(kwargs or {}))
-        for value in tree_leaves(found):
-            if isinstance(value, torch.Tensor) and (key := value.untyped_storage()._cdata) not in self._sizes:
-                self._sizes[key] = value.untyped_storage().nbytes()
-                self.live_bytes += self._sizes[key]
-                self.peak_bytes = max(self.peak_bytes, self.live_bytes)
-                weakref.finalize(value.untyped_storage(), self._drop, key)
-        return found
-
-    def _drop(self, key: int) -> None:
-        self.live_bytes -= self._sizes.pop(key)
-
-
 @pytest.mark.parametrize("tokens", [40, 64, 130])
 @pytest.mark.parametrize("model_type", ["albert", "lfm2", "mixtral", "olmo", *DELTA_NETS])
 @pytest.mark.sampled(4)
@@ -226,7 +190,7 @@ def test_planned_bytes_of_a_running_block_are_not_below_its_peak(tmp_path: Path,
     x = torch.randn(rows, tokens, skeleton.base.config.hidden_size, requires_grad=True)
     context = runner.context(x, mask)
     given = [value for value in tree_leaves([list(each) for each in context.values()]) if torch.is_tensor(value)]
-    count = TensorPeak([*skeleton.base.parameters(), *skeleton.base.buffers(), *given, x, mask])
+    count = LiveBytes([*skeleton.base.parameters(), *skeleton.base.buffers(), *given, x, mask])
     with torch.no_grad():
         free = count.peak_of(lambda: runner.run(x, mask, context, 0, 1).sum())[1]
     y, forward = count.peak_of(lambda: runner.run(x, mask, context, 0, 1))

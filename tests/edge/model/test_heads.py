@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import weakref
-from typing import Any
-
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from edge.data.tokens import IGNORED, Batch
 from edge.model import frozen_weights, heads
@@ -18,34 +14,10 @@ from edge.model.prediction_heads import Head
 from ringtune.costs.memory_sizes import MAX_LOGIT_BYTES
 from ringtune.errors import DivergedError
 from ringtune.models.family import CAUSAL_LM
+from tests.support.live_bytes import LiveBytes
 
 ROWS, TOKENS, WIDTH, VOCAB = 3, 40, 8, 97
 EXACT = 1e-9
-
-
-class LogitBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of tensors over a vocabulary that live at the same time; operations are watched as they run."""
-
-    def __init__(self, vocabulary: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.vocabulary = vocabulary
-        self.live: dict[int, int] = {}
-        self.peak_bytes = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation, then look at what it made."""
-        made = func(*args, **(kwargs or {}))
-        for tensor in made if isinstance(made, tuple | list) else (made,):
-            if torch.is_tensor(tensor) and self.vocabulary in tensor.shape and WIDTH not in tensor.shape:
-                self._note(tensor.untyped_storage())
-        return made
-
-    def _note(self, storage: torch.UntypedStorage) -> None:
-        address = storage.data_ptr()
-        if address not in self.live:
-            self.live[address] = storage.nbytes()
-            self.peak_bytes = max(self.peak_bytes, sum(self.live.values()))
-            weakref.finalize(storage, self.live.pop, address, None)
 
 
 def head_of(weight_VD: torch.Tensor) -> Head:
@@ -170,7 +142,7 @@ def test_logits_of_a_large_vocabulary_are_never_there_at_once(
         held = CompactMatrix(RowScaled(numbers=numbers, scales=scales), native=native, room=WideningBuffer())
         weight = FrozenMatrix.of(held)
         monkeypatch.setattr(frozen_weights, "MAX_WIDENED_BYTES", vocabulary * WIDTH // 8)
-    with LogitBytes(vocabulary) as seen:
+    with LiveBytes(is_counted=lambda made: vocabulary in made.shape and WIDTH not in made.shape) as seen:
         computed(hidden, weight, batch)
     assert MAX_LOGIT_BYTES // 2 < seen.peak_bytes <= MAX_LOGIT_BYTES + 8 * vocabulary
 

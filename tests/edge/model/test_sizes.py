@@ -196,8 +196,8 @@ def plain_model(folder: Path, model_type: str) -> Any:
     return model
 
 
-def activation_token_bytes(tmp_path: Path, model_type: str, adapter: str, dropout: float) -> tuple[float, float]:
-    """Bytes that a block keeps for each token, measured and estimated."""
+def wide_model(folder: Path, model_type: str, adapter: str, dropout: float = 0.0) -> tuple[Path, Job]:
+    """A folder with a wide model of two blocks, and a job on it."""
     wide = {"hidden_size": 256, "intermediate_size": 1024, "max_position_embeddings": 128}
     widths: dict[str, dict[str, object]] = {
         "distilbert": {"dim": 256, "hidden_dim": 1024},
@@ -210,9 +210,15 @@ def activation_token_bytes(tmp_path: Path, model_type: str, adapter: str, dropou
     sizes: dict[str, Any] = dict(widths.get(model_type, wide))
     if model_type in tiny_families.PLUGGED and "head_dim" in FAMILIES[model_type].config_keys:
         sizes["head_dim"] = 64
-    folder = tiny_families.write_family(tmp_path, model_type, num_blocks=2, **sizes)
+    folder = tiny_families.write_family(folder, model_type, num_blocks=2, **sizes)
     task = FAMILIES[model_type].tasks[0]
     job = Job(model=Model(path=str(folder), task=task), adapter=Adapter(config=adapter)).with_overrides(
         {"train.max_length": 50, "train.batch_size": 8, "train.microbatches": 1, "train.dropout": dropout}
     )
+    return folder, job
+
+
+def activation_token_bytes(tmp_path: Path, model_type: str, adapter: str, dropout: float) -> tuple[float, float]:
+    """Bytes that a block keeps for each token, measured and estimated."""
+    folder, job = wide_model(tmp_path, model_type, adapter, dropout)
     return make_bench(folder, job).activation_token_bytes(), computed_token_bytes(model_facts(folder, job), job)
