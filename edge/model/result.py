@@ -50,7 +50,7 @@ from edge.model.skeleton import ADAPTER, Skeleton
 from edge.model.tensor_files import SafetensorsFiles, fill, pieces_of, require_finite_values
 from ringtune.errors import IntegrityError
 from ringtune.models.adapter_config import INVERTIBLE
-from ringtune.models.architecture_heads import HEAD_PREFIX, ArchitectureHead, architecture_head
+from ringtune.models.architecture_heads import HEAD_PREFIX, architecture_head
 from ringtune.models.auxiliary_models import describe, is_of_library
 from ringtune.models.folder import (
     CONFIG_FILE,
@@ -92,28 +92,16 @@ def result_files(
 ) -> dict[str, Pieces]:
     """Make this node's part of a run's result: of a whole model where all parameters train, else of an adapter folder.
 
+    Tensors are read when a file is iterated. There is no file without a tensor, and none of a frozen head.
+
     ``skeleton`` has hosted blocks only, except ``without_blocks``. ``with_head``: also the head and the configs;
     with full parameters the embedding too. ``merged`` has merged adapters of hosted blocks, by block and name.
     Raises ``DivergedError`` for a weight of a whole model that is not finite.
     """
-    if not skeleton.full_parameters:
-        return adapter_files(skeleton, without_blocks=without_blocks, with_head=with_head, merged=merged)
-    tensors = model_tensors(skeleton, task, without_blocks=without_blocks, with_owner=with_head)
-    require_finite_values(tensors, "the model")
-    return model_files(skeleton, task, folder, tensors, with_owner=with_head)
-
-
-def adapter_files(
-    skeleton: Skeleton,
-    *,
-    without_blocks: Collection[int],
-    with_head: bool,
-    merged: Mapping[str, torch.Tensor] | None = None,
-) -> dict[str, Pieces]:
-    """Make the files of the trained tensors of hosted blocks, by name; tensors are read when a file is iterated.
-
-    There is no file without a tensor, and none of a frozen head. Arguments as of ``result_files``.
-    """
+    if skeleton.full_parameters:
+        tensors = model_tensors(skeleton, task, without_blocks=without_blocks, with_owner=with_head)
+        require_finite_values(tensors, "the model")
+        return model_files(skeleton, task, folder, tensors, with_owner=with_head)
     saved = saved_tensors(skeleton, without_blocks=without_blocks, with_head=with_head)
     if merged:
         prefix = _blocks_prefix(skeleton)
@@ -129,14 +117,14 @@ def users_files(
     with_head: bool,
     others: Mapping[str, Skeleton] = MappingProxyType({}),
 ) -> dict[str, Pieces]:
-    """Make the files of a run in which each user has adapters of their own; tensors are read as in ``adapter_files``.
+    """Make the files of a run in which each user has adapters of their own; tensors are read when a file is iterated.
 
     Args:
         skeleton: with hosted blocks only; its modules may have any set, or have been removed.
         sets: user -> tensors of hosted blocks, by block and name; also for users without a tensor here. Other tensors
             of hosted blocks, such as the adapters of private blocks, are in every user's file.
         without_blocks: hosted blocks to leave out.
-        with_head: see ``adapter_files``.
+        with_head: see ``result_files``.
         others: user with another kind of adapters -> the hosted blocks with that kind.
 
     Returns:
@@ -225,16 +213,16 @@ def _descriptions(skeleton: Skeleton) -> dict[str, Pieces]:
 
 
 def saved_tensors(skeleton: Skeleton, *, without_blocks: Collection[int], with_head: bool) -> dict[str, Tensors]:
-    """Return the tensors of each file, by name; see ``adapter_files``. An invertible adapter is with the head."""
+    """Return the tensors of each file, by name; see ``result_files``. An invertible adapter is with the head."""
     prefix = _blocks_prefix(skeleton)
     unwanted = tuple(f"{prefix}{block}." for block in without_blocks)
     whole = _own_tensors(skeleton) | _adapter(skeleton)
     unwanted += () if with_head else (_invertible_prefix(skeleton),)
     adapter = {name: value for name, value in whole.items() if not name.startswith(unwanted)}
-    files = {
-        BLOCKS_FILE if skeleton.own_weights else ADAPTER_FILE: adapter,
-        HEAD_FILE: _trained_head(skeleton) if with_head else {},
-    }
+    files = {BLOCKS_FILE if skeleton.own_weights else ADAPTER_FILE: adapter}
+    if with_head:
+        frozen = {value.data_ptr() for value in skeleton.model.head.parameters() if not value.requires_grad}
+        files[HEAD_FILE] = {name: value for name, value in _head(skeleton)[0].items() if value.data_ptr() not in frozen}
     return {name: tensors for name, tensors in files.items() if tensors}
 
 
@@ -251,11 +239,6 @@ def _own_tensors(skeleton: Skeleton) -> Tensors:
     return tensors
 
 
-def _trained_head(skeleton: Skeleton) -> Tensors:
-    frozen = {value.data_ptr() for value in skeleton.model.head.parameters() if not value.requires_grad}
-    return {name: value for name, value in _head(skeleton)[0].items() if value.data_ptr() not in frozen}
-
-
 def _adapter(skeleton: Skeleton) -> Tensors:
     """Return the tensors of AdapterHub's adapters here; those of a norm before a bottleneck have two names."""
     prefix = f"{skeleton.model.base_model_prefix}."
@@ -264,24 +247,18 @@ def _adapter(skeleton: Skeleton) -> Tensors:
 
 
 def _head(skeleton: Skeleton) -> tuple[Tensors, bytes]:
+    """Return tensors and ``head_config.json`` of the head; of a plugged-in model by the names of its architecture."""
     tensors = {HEAD_PREFIX + name: value for name, value in skeleton.model.head.state_dict().items()}
+    config = head_config(skeleton.model)
     form = skeleton.model.form_of(skeleton.model.head.config["head_type"]) if skeleton.layout.plugged else None
-    plain = tensors, head_config(skeleton.model)
-    return plain if form is None else as_static(*plain, form)
-
-
-def as_static(
-    tensors: Mapping[str, torch.Tensor], config: bytes, form: ArchitectureHead
-) -> tuple[dict[str, torch.Tensor], bytes]:
-    """Convert the tensors and ``head_config.json`` of AdapterHub's head to its architecture's names."""
+    if form is None:
+        return tensors, config
     described = json.loads(config)
     options = described.pop("config") or {}
     described |= {"config": None, "name": None, "model_class": form.architecture}
     described |= {name: options[name] for name in ("label2id", "num_labels") if name in options}
-    return (
-        {form.named(name): value for name, value in tensors.items()},
-        json.dumps(described, indent=2, sort_keys=True).encode(),
-    )
+    named = {form.named(name): value for name, value in tensors.items()}
+    return named, json.dumps(described, indent=2, sort_keys=True).encode()
 
 
 _LOCAL_KEYS: Final = ("_name_or_path", "name_or_path", "special_tokens_map_file", "tokenizer_file", "auto_map")

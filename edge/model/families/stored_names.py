@@ -74,7 +74,8 @@ _RENAMED: Final[Mapping[str, Mapping[str, str]]] = {
 
 def use_stored_names(base: Any, model_type: str, blocks_path: str, folder: Path | None = None) -> None:
     """Give the modules of a base model the names of their tensors in files; before it has weights."""
-    is_stacked = model_type in _EITHER and folder is not None and _has_stacked(folder)
+    stored_names = read_headers(folder) if model_type in _EITHER and folder is not None else ()
+    is_stacked = any(name.endswith(f".experts.{_STACKED}") for name in stored_names)
     if model_type == "vit" and not hasattr(base, "encoder"):
         base.encoder = nn.Module()
         base.encoder.layer = nn.ModuleList(VitBlock(base.config) for _ in base.layers)
@@ -91,10 +92,6 @@ def use_stored_names(base: Any, model_type: str, blocks_path: str, folder: Path 
             _place(block, path, separate)
             if not hasattr(mixture, "experts"):
                 mixture.__dict__["experts"] = separate  # called there, but its tensors have another path
-
-
-def _has_stacked(folder: Path) -> bool:
-    return any(name.endswith(f".experts.{_STACKED}") for name in read_headers(folder))
 
 
 def _place(block: nn.Module, path: str, module: nn.Module) -> None:
