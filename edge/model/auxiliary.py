@@ -253,7 +253,7 @@ def load_auxiliary(model: nn.Module, folder: str | Path) -> nn.Module:
     base, family, tensors = cast(Any, model).base_model, FAMILIES[facts.model_type], _tensors(where)
     if any(True for _ in _matrices(base, facts.name)):
         raise UsageError(f"the model has an adapter {facts.name!r} already; load into a fresh model")
-    own = {name.removeprefix(family.prefix): value for name, value in tensors.items()}
+    state = {name.removeprefix(family.prefix): value for name, value in tensors.items()}
     with _unchanged_on_error(model):
         try:
             if facts.library is not None:
@@ -266,13 +266,13 @@ def load_auxiliary(model: nn.Module, folder: str | Path) -> nn.Module:
         except (AttributeError, ValueError) as error:  # of a block that lacks a matrix
             raise IntegrityError(f"{where}: {error}; take the base model, a {facts.model_type}") from error
         targets = {name: value for name, value in base.state_dict().items() if f".{facts.name}." in f".{name}"}
-        came, needed = ({name: value.shape for name, value in some.items()} for some in (own, targets))
+        came, needed = ({name: value.shape for name, value in some.items()} for some in (state, targets))
         if odd := sorted(dict(came.items() ^ needed.items())):
             raise IntegrityError(
                 f"{where} and this model differ in {odd[0]}; copy the run's folder again, and take the base model, a "
                 f"{facts.model_type}"
             )
-        base.load_state_dict(own, strict=False, assign=True)
+        base.load_state_dict(state, strict=False, assign=True)
     like = next(model.parameters())
     for path, module in base.named_modules():
         if is_of_library(f".{path}.", facts.name):
