@@ -109,23 +109,23 @@ class ChatTemplate:
 
     def prompts(self, conversations: Sequence[Conversation]) -> list[str]:
         """Render each conversation with the beginning of an answer to it; raises as ``answers``."""
-        return [found[0].text for found in self._rendered(conversations, "prompt")]
+        return [texts[0].text for texts in self._rendered(conversations, "prompt")]
 
     def whole(self, conversations: Sequence[Conversation]) -> list[list[Rendered]]:
         """Render each conversation, all of it marked; raises as ``answers``."""
         return self._rendered(conversations, "all")
 
     def _rendered(self, conversations: Sequence[Conversation], kind: str) -> list[list[Rendered]]:
-        found: list[list[Rendered]] = []
+        rendered: list[list[Rendered]] = []
         errors: dict[int, str] = {}
         for bunch in _bunches(conversations):
-            for line in self._asked(bunch, kind, len(found)):
+            for line in self._asked(bunch, kind, len(rendered)):
                 if "error" in line:
-                    errors[len(found)] = line["error"]
-                found.append([Rendered(text, tuple(map(tuple, spans))) for text, spans in line.get("found", ())])
+                    errors[len(rendered)] = line["error"]
+                rendered.append([Rendered(text, tuple(map(tuple, spans))) for text, spans in line.get("found", ())])
         for row, reason in errors.items():
             raise TemplateError(row, reason, len(errors) - 1)
-        return found
+        return rendered
 
     def _asked(self, bunch: Sequence[Conversation], kind: str, first: int) -> list[dict[str, Any]]:
         """Return a line for each conversation; one that is too much alone is refused by its row."""
@@ -140,7 +140,7 @@ class ChatTemplate:
     def _ask(self, bunch: Sequence[Conversation], kind: str) -> list[dict[str, Any]]:
         """Return the lines of one process, fewer than conversations where it was stopped."""
         head = {**self._head, "kind": kind, "parent": os.getpid()}
-        lines = [json.dumps(head), *(json.dumps(one._asdict()) for one in bunch)]
+        lines = [json.dumps(head), *(json.dumps(conversation._asdict()) for conversation in bunch)]
         command = [sys.executable, "-P", "-m", "edge.data.chat_template"]
         try:
             done = subprocess.run(  # noqa: S603 - our own module
@@ -175,13 +175,15 @@ class ChatTemplate:
 def _bunches(conversations: Sequence[Conversation]) -> Iterator[list[Conversation]]:
     """Divide conversations; one of n answers is rendered some n times."""
     bunch, work = list[Conversation](), 0
-    for one in conversations:
-        own = (len(one.messages) + len(one.tools)) * max(1, one.messages.count(f'"{ASSISTANT}"'))
-        if bunch and (len(bunch) == _ROWS_AT_ONCE or work + own > _WORK_AT_ONCE):
+    for conversation in conversations:
+        cost = (len(conversation.messages) + len(conversation.tools)) * max(
+            1, conversation.messages.count(f'"{ASSISTANT}"')
+        )
+        if bunch and (len(bunch) == _ROWS_AT_ONCE or work + cost > _WORK_AT_ONCE):
             yield bunch
             bunch, work = [], 0
-        bunch.append(one)
-        work += own
+        bunch.append(conversation)
+        work += cost
     if bunch:
         yield bunch
 
@@ -223,8 +225,8 @@ def main() -> int:
             return Rendered("".join(blocks), tuple(marks.spans))
 
         try:
-            found = ways[head["kind"]](render, json.loads(conversation.messages), conversation.learned_from)
-            written = json.dumps({"found": found}, ensure_ascii=False).encode()
+            texts = ways[head["kind"]](render, json.loads(conversation.messages), conversation.learned_from)
+            written = json.dumps({"found": texts}, ensure_ascii=False).encode()
         except Exception as error:
             written = json.dumps({"error": _reason(error, head["template"])}).encode()
         left -= len(written)
@@ -286,10 +288,9 @@ def _start(render: Render, messages: list[Any], after: str) -> int:
     return max(_common(prompt, after), len(plain))
 
 
-def _common(one: str, other: str) -> int:
+def _common(first: str, second: str) -> int:
     """Length of the beginning that two texts have in common."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+    return len(os.path.commonprefix([first, second]))  # noqa: RUF071 - of texts, not of paths
 
 
 class RewrittenError(Exception):

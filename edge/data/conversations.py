@@ -23,8 +23,8 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from edge.data.chat_template import ChatTemplate, Rendered, Span, TemplateError
-from edge.data.examples import UnscoredExamples
-from edge.data.tokens import IGNORED, Batch, Padder, RowFaultError, TokenRow, load_tokenizer, prompt_ids
+from edge.data.examples import Labels, TextExamples
+from edge.data.tokens import IGNORED, Padder, RowFaultError, TokenRow, load_tokenizer, prompt_ids
 from ringtune.config.sections import ANSWERS
 from ringtune.errors import ModelError
 from ringtune.job.job import Job
@@ -69,11 +69,15 @@ class Conversations:
         """Read the conversations of a table."""
         return read_rows(path, CHAT, self._data)
 
-    def examples(self, rows: Sequence[Conversation | PlainPair], labels: Sequence[str]) -> ChatExamples:
-        """Make the examples of these rows; raises ``RowFaultError`` or ``ModelError``."""
+    def examples(self, rows: Sequence[Conversation | PlainPair], labels: Sequence[str]) -> TextExamples:
+        """Make the examples of these rows; raises ``RowFaultError`` or ``ModelError``.
+
+        A row has one example, more where the template shows an answer otherwise once others follow, or none. Of cut
+        rows the answers within ``train.max_length`` are learned.
+        """
         of_rows, kept, num_cut, left_out = list[int](), list[Learned](), 0, Counter[str]()
         for texts in self._texts(rows):
-            usable = [one for one in map(self._learned, texts) if any(one.targets)]
+            usable = [example for example in map(self._learned, texts) if any(example.targets)]
             num_cut += bool(usable) and any(len(text.ids) > self._max_length for text in texts)
             if not usable:
                 shown = any(start < stop for text in texts for start, stop in text.answers)
@@ -85,7 +89,8 @@ class Conversations:
             _LOG.info(
                 "%d answers are examples of their own: the template shows an answer otherwise when others follow", more
             )
-        return ChatExamples(kept, of_rows, self._padder, cut_rows=num_cut, left_out=left_out)
+        tokens = [example.tokens for example in kept]
+        return TextExamples(tokens, _labels(kept), self._padder, of_rows=of_rows, cut_rows=num_cut, left_out=left_out)
 
     def prompts(self, rows: Sequence[Conversation | PlainPair]) -> list[list[int]]:
         """Encode rows up to where the model answers; raises as ``examples``."""
@@ -99,8 +104,8 @@ class Conversations:
 
     def answer_end(self) -> str:
         """Return the text that the template puts behind an answer, without blanks around it; empty if there is none."""
-        ((found, *_),) = self._by_template("whole", [_PROBE])
-        return str(found.text).rpartition("ANSWER")[2].strip()
+        ((rendered, *_),) = self._by_template("whole", [_PROBE])
+        return str(rendered.text).rpartition("ANSWER")[2].strip()
 
     def _texts(self, rows: Sequence[Conversation | PlainPair]) -> Iterator[list[_Encoded]]:
         """Yield the texts of each row: one, or several where answers need their own."""
@@ -114,7 +119,7 @@ class Conversations:
             if not is_told and _ends_with_answer(rendered[-1].text, row):
                 _LOG.warning("the chat template puts nothing behind an answer: the model does not learn where to end")
             is_told = True
-            yield [self._written(one) for one in rendered]
+            yield [self._written(text) for text in rendered]
 
     def _by_template(self, kind: str, rows: Sequence[Any]) -> Iterator[Any]:
         """Render the conversations among the rows, those with tools by the template for tools if there is one.
@@ -127,7 +132,7 @@ class Conversations:
         }
         for start in range(0, len(all_places), _ROWS_AT_ONCE):
             part = all_places[start : start + _ROWS_AT_ONCE]
-            found: dict[int, Any] = {}
+            by_place: dict[int, Any] = {}
             for has_tools, template in templates.items():
                 places = [place for place in part if bool(rows[place].tools) is has_tools]
                 try:
@@ -137,8 +142,8 @@ class Conversations:
                     among = f", of the first {done:,}" if done < len(all_places) else ""
                     what = f"the chat template fails for this conversation ({error}{among})"
                     raise RowFaultError(places[error.row], f"{what}; change it, or set data.template") from error
-                found |= dict(zip(places, made, strict=True))
-            yield from (found[place] for place in part)
+                by_place |= dict(zip(places, made, strict=True))
+            yield from (by_place[place] for place in part)
 
     def template(self, *, has_tools: bool = False) -> ChatTemplate:
         """Return the template of conversations with or without tools; raises ``ModelError``."""
@@ -165,14 +170,14 @@ class Conversations:
         return self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
 
     def _written(self, text: Rendered) -> _Encoded:
-        found = self._encode(text.text)
-        return _Encoded(found["input_ids"], found["offset_mapping"], text.answers)
+        encoding = self._encode(text.text)
+        return _Encoded(encoding["input_ids"], encoding["offset_mapping"], text.answers)
 
     def _plain(self, row: PlainPair) -> _Encoded:
         """Encode prompt and completion as one text; the end-of-text token behind it is learned."""
         text = row.prompt + row.completion
-        found = self.tokenizer(text, return_offsets_mapping=True, verbose=False)
-        ids, places, end = list(found["input_ids"]), list(found["offset_mapping"]), self.tokenizer.eos_token_id
+        encoding = self.tokenizer(text, return_offsets_mapping=True, verbose=False)
+        ids, places, end = list(encoding["input_ids"]), list(encoding["offset_mapping"]), self.tokenizer.eos_token_id
         if end is not None and ids[-1:] != [end]:
             ids, places = [*ids, end], [*places, (0, 0)]
         if end is not None:
@@ -209,44 +214,14 @@ class _Encoded(NamedTuple):
     answers: Sequence[Span]
 
 
-class ChatExamples(UnscoredExamples):
-    """The ``Examples`` of chat.
+def _labels(examples: Sequence[Learned]) -> Labels:
+    """Label each token of an answer with itself."""
 
-    Args:
-        cut_rows: number of cut rows; what of their answers is within ``train.max_length`` is learned.
-        left_out: reason -> number of rows without an example.
-    """
+    def labels(chosen: Sequence[int], _: Mapping[str, int], ids: torch.Tensor, __: torch.Tensor) -> torch.Tensor:
+        made = torch.full_like(ids, IGNORED)
+        for row, index in enumerate(chosen):
+            learned = torch.tensor(examples[index].targets, dtype=torch.bool)
+            made[row, : len(learned)] = ids[row, : len(learned)].masked_fill(~learned, IGNORED)
+        return made
 
-    def __init__(
-        self,
-        examples: Sequence[Learned],
-        of_rows: Sequence[int],
-        padder: Padder,
-        *,
-        cut_rows: int,
-        left_out: Mapping[str, int],
-    ) -> None:
-        self._examples, self._of_rows, self._padder = examples, of_rows, padder
-        self.cut_rows, self.left_out = cut_rows, left_out
-
-    def __len__(self) -> int:
-        return len(self._examples)
-
-    @property
-    def of_rows(self) -> Sequence[int]:
-        """Number of examples of each row: one, or more where the template shows an answer otherwise later, or none."""
-        return self._of_rows
-
-    def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
-        """Make a batch of the chosen examples; a token of an answer is a target at its own position."""
-        examples = [self._examples[index] for index in chosen]
-        ids, mask, types = self._padder.pad([one.tokens for one in examples])
-        labels = torch.full_like(ids, IGNORED)
-        for row, one in enumerate(examples):
-            learned = torch.tensor(one.targets, dtype=torch.bool)
-            labels[row, : len(learned)] = ids[row, : len(learned)].masked_fill(~learned, IGNORED)
-        return Batch(ids=ids, mask=mask, token_type_ids=types, labels=labels)
-
-    def width(self, chosen: Sequence[int]) -> int:
-        """Number of tokens of the longest chosen example."""
-        return max(len(self._examples[index].tokens.ids) for index in chosen)
+    return labels

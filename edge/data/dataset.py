@@ -25,12 +25,12 @@ import numpy as np
 import torch
 
 from edge.data.conversations import Conversations
-from edge.data.examples import Examples, PackedExamples, Source, SummedExamples, Values
+from edge.data.examples import Examples, PackedExamples, Source, SummedScores, TextExamples, Values
 from edge.data.images import ImageFile, Images
 from edge.data.prompts import PackedPrompts, Prompt, PromptReader
 from edge.data.questions import Questions
 from edge.data.tagged import TaggedTexts
-from edge.data.texts import LabelledTexts, Language, LanguageExamples
+from edge.data.texts import LabelledTexts, Language, next_tokens
 from edge.data.tokens import Batch, Padder, RowFaultError, TokenRow
 from ringtune.config.sections import Data
 from ringtune.costs.profile import PackedRows
@@ -139,8 +139,9 @@ class OwnerDataset:
         self.left_out = dict(left_out or {})
         self.users, self.prompts, self._hides_counts = users, prompts, hides_counts
         self.prompt_tokens = prompt_tokens
-        if isinstance(evaluation, SummedExamples) and not hides_counts:
-            evaluation.min_rows = 1
+        self._scores = None if evaluation is None else evaluation.scores
+        if isinstance(self._scores, SummedScores) and not hides_counts:
+            self._scores.min_rows = 1
 
     @staticmethod
     def load(
@@ -175,22 +176,22 @@ class OwnerDataset:
         if generation is not None and not generation.loss:
             return _only_prompts(job, path, tokenizer_folder, share, num_owners, generation.max_new_tokens)
         source = SOURCES[job.model.task](job, tokenizer_folder)
-        found = source.read(path)
+        trained = source.read(path)
         if hides_counts:
-            require_names(path, found, job.data)
-        wanted = job.data.held_out if eval_path is None else 0.0
-        kept, held_out_rows = hold_out(len(found.rows), share=wanted, seed=job.train.seed)
+            require_names(path, trained, job.data)
+        held_out_share = job.data.held_out if eval_path is None else 0.0
+        kept, held_out_rows = hold_out(len(trained.rows), share=held_out_share, seed=job.train.seed)
         mine = split_rows(
             len(kept),
             num_owners=num_owners,
             share=share,
             seed=job.train.seed,
             split=job.data.split,
-            labels=[found.labels[row] for row in kept] if found.labels else None,
+            labels=[trained.labels[row] for row in kept] if trained.labels else None,
         )
         digest = RowsDigest()
         train_place, eval_place = Place(path), Place(path if eval_path is None else eval_path)
-        train, labels, users, train_place = _take(source, found, [kept[at] for at in mine], digest, train_place)
+        train, labels, users, train_place = _take(source, trained, [kept[at] for at in mine], digest, train_place)
         if train.left_out and not len(train):
             why = ", ".join(train.left_out)
             remedy = "raise train.max_length, shorten them, or change the template"
@@ -201,24 +202,24 @@ class OwnerDataset:
         evaluation: Examples | None = None
         eval_labels: tuple[str, ...] = ()
         eval_users: tuple[tuple[str, int], ...] = ()
-        left_out = Counter(found.left_out)
-        judged = found
+        left_out = Counter(trained.left_out)
+        judged = trained
         if eval_path is not None:
             judged = source.read(eval_path)
             if hides_counts:
-                require_names(eval_path, judged, job.data, known=found)
+                require_names(eval_path, judged, job.data, known=trained)
             left_out.update(judged.left_out)
             held_out_rows = tuple(range(len(judged.rows)))
         if held_out_rows:
-            own = even_share(len(held_out_rows), num_owners=num_owners, share=share)
-            chosen = [held_out_rows[at] for at in own]
+            share_of_it = even_share(len(held_out_rows), num_owners=num_owners, share=share)
+            chosen = [held_out_rows[at] for at in share_of_it]
             evaluation, eval_labels, eval_users, eval_place = _take(source, judged, chosen, digest, eval_place)
         prompts: Sequence[Prompt] = ()
         if generation is not None and evaluation is not None and len(evaluation):
             lines = frozenset(eval_place.lines)
             prompts = PromptReader(job, tokenizer_folder).answered(eval_place.path, lines, generation.rows)
         unusable = Counter(train.left_out) + Counter({} if evaluation is None else evaluation.left_out)
-        for note in dict.fromkeys((*found.notes, *judged.notes)):
+        for note in dict.fromkeys((*trained.notes, *judged.notes)):
             _LOG.warning("%s", note)
         return OwnerDataset(
             train,
@@ -275,8 +276,8 @@ class OwnerDataset:
                 "add the class to data.labels or correct the rows"
             )
         self._targets = {label: index for index, label in enumerate(labels)}
-        if self._evaluation is not None:
-            self._evaluation.forget_scores()
+        if self._scores is not None:
+            self._scores.forget()
 
     def batch(self, course: Course, item: Item) -> Batch:
         """Make the whole batch of an item of this owner, padded to its longest row."""
@@ -323,11 +324,11 @@ class OwnerDataset:
         Sums over all rows leave the node, so they are made only in the evaluation after the last step; in every
         evaluation if counts need not be hidden.
         """
-        if predictions is None or self._evaluation is None:
+        if predictions is None or self._scores is None:
             return ()
-        if isinstance(self._evaluation, SummedExamples) and self._hides_counts and item.step < course.num_steps:
+        if isinstance(self._scores, SummedScores) and self._hides_counts and item.step < course.num_steps:
             return ()
-        return self._evaluation.score(batch, predictions, item.turn)
+        return self._scores.add(batch, predictions, item.turn)
 
 
 def require_names(path: Path, rows: Rows, data: Data, *, known: Rows | None = None) -> None:
@@ -384,7 +385,7 @@ def _only_prompts(job: Job, path: Path, folder: Path, share: int, num_owners: in
     digest = RowsDigest()
     digest.add(tuple(prompt.ids) for prompt in prompts)
     rows = _CutPrompts(prompts, job.train.max_length)
-    examples = LanguageExamples(rows, Padder(reader.tokenizer), job.train.max_length)
+    examples = TextExamples(rows, next_tokens, Padder(reader.tokenizer))
     room = max(1, model_dimensions(read_config(folder)).longest - max_new_tokens)
     places, most = (Place(path), Place(path)), min(room, prompts.most_tokens)
     return OwnerDataset(examples, examples, places=places, digest=digest, prompts=prompts, prompt_tokens=most)
@@ -402,19 +403,19 @@ def _mean_width(examples: Examples, batches: Iterable[Sequence[int]], budget_s: 
 
 
 def _take(
-    source: Source, found: Rows, chosen: Sequence[int], digest: RowsDigest, place: Place
+    source: Source, rows: Rows, chosen: Sequence[int], digest: RowsDigest, place: Place
 ) -> tuple[Examples, tuple[str, ...], tuple[tuple[str, int], ...], Place]:
     """Make examples of chosen rows; return them with class or tag names, users with numbers of examples, and place."""
-    own = sorted_by_user(chosen, found.users)
-    targets = tuple(found.targets[index] for index in own) if found.targets else ()
-    names = targets if found.labels else tuple({name for tags in targets for name in tags} if found.tags else ())
-    users = tuple(found.users[index] for index in own) if found.users else ()
-    taken = [found.rows[index] for index in own]
+    indices = sorted_by_user(chosen, rows.users)
+    targets = tuple(rows.targets[index] for index in indices) if rows.targets else ()
+    names = targets if rows.labels else tuple({name for tags in targets for name in tags} if rows.tags else ())
+    users = tuple(rows.users[index] for index in indices) if rows.users else ()
+    taken = [rows.rows[index] for index in indices]
     digest.add(taken)
     digest.add(targets)
     if users:
         digest.add(users)
-    place = place._replace(lines=array("q", (found.lines[index] for index in own)) if found.lines else ())
+    place = place._replace(lines=array("q", (rows.lines[index] for index in indices)) if rows.lines else ())
     with place.named():
         examples = source.examples(taken, targets)
     return examples, names, tuple(zip(users, examples.of_rows, strict=True)) if users else (), place

@@ -21,8 +21,8 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 import torch
 
-from edge.data.examples import ClassifiedExamples
-from edge.data.tokens import IGNORED, Batch
+from edge.data.examples import NONE_LEFT_OUT, ClassCounts, SummedScores, class_labels
+from edge.data.tokens import Batch
 from ringtune.errors import DataError, ModelError
 from ringtune.job.job import Job
 from ringtune.job.rows import ARRAY, Rows, account_of, list_pictures, opened_picture, read_rows, task_rows
@@ -74,7 +74,11 @@ class ImageFile:
 
 
 class Images:
-    """The ``Source`` of image classification; raises ``ModelError``."""
+    """The ``Source`` of image classification; raises ``ModelError``.
+
+    Attributes:
+        num_tokens: of an image: its patches and the class token.
+    """
 
     def __init__(self, job: Job, folder: Path) -> None:
         config = read_config(folder)
@@ -82,18 +86,18 @@ class Images:
             raise ModelError(f"{folder}: model_type {config['model_type']!r} takes no images")
         self._data, self._image, self._label = job.data, job.data.image, job.data.label
         self._size = ImageSize(config["num_channels"], config["image_size"])
-        self._num_tokens = image_tokens(config)
+        self.num_tokens = image_tokens(config)
         self._processor = ImageProcessor(read_image_steps(folder, channels=self._size.channels, side=self._size.side))
 
     def read(self, path: Path) -> Rows:
         """Read images with their class names; every image's shape is checked."""
         if is_arrow(path):
-            found = read_rows(path, IMAGE_CLASSIFICATION, self._data)
+            rows = read_rows(path, IMAGE_CLASSIFICATION, self._data)
             return replace(
-                found,
+                rows,
                 rows=[
                     self._checked(ImageFile(path, number, row))
-                    for row, number in zip(found.rows, found.lines, strict=True)
+                    for row, number in zip(rows.rows, rows.lines, strict=True)
                 ],
             )
         if path.is_dir():
@@ -106,8 +110,8 @@ class Images:
 
     def examples(self, rows: Sequence[Array | ImageFile], labels: Sequence[str]) -> ImageExamples:
         """Make one example of each image; arrays are copied, so that the rest of the file can be freed."""
-        own = [row.copy() if isinstance(row, np.ndarray) else row for row in rows]
-        return ImageExamples(own, labels, self)
+        copies = [row.copy() if isinstance(row, np.ndarray) else row for row in rows]
+        return ImageExamples(copies, labels, self)
 
     def pixels(self, row: Array | ImageFile) -> torch.Tensor:
         """Convert one image to the model's input: (C, H, W), float32; raises ``DataError``."""
@@ -125,20 +129,15 @@ class Images:
             raise DataError(f"{name} has numbers that are not finite; remove it")
         return pixels
 
-    @property
-    def num_tokens(self) -> int:
-        """Number of tokens of an image: its patches and the class token."""
-        return self._num_tokens
-
     def files_in(self, folder: Path) -> list[ImageFile]:
         """List the images in a folder and below it, with or without a folder for each class; every shape is checked.
 
         Raises ``DataError``: there are no images, or one does not fit the model.
         """
-        found = list_pictures(folder, has_classes=False)
-        if not found.files:
+        pictures = list_pictures(folder, has_classes=False)
+        if not pictures.files:
             raise DataError(f"{folder} has no images ({', '.join(PICTURES)})")
-        return [self._checked(ImageFile(file)) for file in found.files]
+        return [self._checked(ImageFile(file)) for file in pictures.files]
 
     def rows_of(self, path: Path) -> Iterator[tuple[int, ImageFile]]:
         """Yield number and image of the rows of Parquet or Arrow files, with or without classes.
@@ -169,11 +168,11 @@ class Images:
         return Rows(rows=list(images), labels=tuple(str(label) for label in labels.tolist()))
 
     def _read_folder(self, path: Path) -> Rows:
-        found = list_pictures(path)
-        if not found.files:
+        pictures = list_pictures(path)
+        if not pictures.files:
             raise DataError(f"{path} has no images; put them into a folder for each class ({', '.join(PICTURES)})")
-        rows = [self._checked(ImageFile(file)) for file in found.files]
-        return Rows(rows=rows, labels=found.labels, left_out=found.left_out)
+        rows = [self._checked(ImageFile(file)) for file in pictures.files]
+        return Rows(rows=rows, labels=pictures.labels, left_out=pictures.left_out)
 
     def _checked(self, image: ImageFile) -> ImageFile:
         self._check(image, *self._shape_of(image))
@@ -210,32 +209,29 @@ class Images:
         return np.asarray(_array(image.path))
 
 
-class ImageExamples(ClassifiedExamples):
+class ImageExamples:
     """The ``Examples`` of image classification."""
 
     def __init__(self, rows: Sequence[Array | ImageFile], labels: Sequence[str], images: Images) -> None:
-        self._rows, self._labels, self._images = rows, labels, images
+        self._rows, self._labels, self._images = rows, class_labels(labels), images
+        self.scores = SummedScores(len(rows), ClassCounts)
+        self.cut_rows, self.left_out = 0, NONE_LEFT_OUT
 
     def __len__(self) -> int:
         return len(self._rows)
 
     @property
-    def cut_rows(self) -> int:
-        """0: images are never cut."""
-        return 0
+    def of_rows(self) -> Sequence[int]:
+        """One for each image."""
+        return [1] * len(self)
 
     def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
         """Make a batch of the chosen images and their class indices; the mask is all ones."""
         pixels = torch.stack([self._images.pixels(self._rows[index]) for index in chosen])
-        labels = [targets.get(self._labels[index], IGNORED) for index in chosen]
         nothing = torch.zeros(len(chosen), 0, dtype=torch.int64)
-        return Batch(
-            ids=nothing,
-            mask=torch.ones(len(chosen), self._images.num_tokens, dtype=torch.int64),
-            token_type_ids=nothing,
-            labels=torch.tensor(labels, dtype=torch.int64),
-            pixels=pixels,
-        )
+        mask = torch.ones(len(chosen), self._images.num_tokens, dtype=torch.int64)
+        labels = self._labels(chosen, targets, nothing, mask)
+        return Batch(ids=nothing, mask=mask, token_type_ids=nothing, labels=labels, pixels=pixels)
 
     def width(self, chosen: Sequence[int]) -> int:
         """Number of tokens of every image: its patches and the class token."""
@@ -252,12 +248,12 @@ _UNREADABLE: Final = (
 def _array(path: Path, mmap_mode: Literal["r"] | None = None) -> Array:
     """Read an ``.npy`` file, or map it; raises ``DataError``."""
     try:
-        found: object = np.load(path, mmap_mode=mmap_mode, allow_pickle=False)
+        loaded: object = np.load(path, mmap_mode=mmap_mode, allow_pickle=False)
     except _UNREADABLE as error:
         raise DataError(f"{path} is no readable array ({error}); write it with numpy.save") from error
-    if not isinstance(found, np.ndarray):
+    if not isinstance(loaded, np.ndarray):
         raise DataError(f"{path} is an archive of arrays; write a single one with numpy.save")
-    return found
+    return loaded
 
 
 def _arrays(path: Path, needed: Mapping[str, str]) -> dict[str, Array]:
@@ -307,24 +303,24 @@ class ImageProcessor:
         return np.ascontiguousarray(((scaled - mean) / std).transpose(2, 0, 1))
 
     def _bytes(self, path: str, picture: Any, library: Any) -> Array:
-        wanted = _GREY if self.steps.channels == 1 else _COLOUR
+        mode_needed = _GREY if self.steps.channels == 1 else _COLOUR
         mode, converts = picture.mode, self.steps.converts
         if mode.startswith("I;16"):
             grey = (np.asarray(picture) >> 8).astype(np.uint8)
             return grey if self.steps.channels == 1 else np.stack([grey] * self.steps.channels, axis=-1)
-        if mode == wanted:
+        if mode == mode_needed:
             return np.asarray(picture)
         is_grey = mode in _GREY_MODES
-        if converts is False or mode in ("I", "F") or (wanted == _GREY and not is_grey):
+        if converts is False or mode in ("I", "F") or (mode_needed == _GREY and not is_grey):
             raise DataError(
                 f"{path} is a picture of mode {mode!r}, and the model takes {self.steps.channels} channel"
-                f"{'s' if self.steps.channels > 1 else ''} of bytes ({wanted}); convert it, or give arrays as .npy"
+                f"{'s' if self.steps.channels > 1 else ''} of bytes ({mode_needed}); convert it, or give arrays as .npy"
             )
         if converts is None and (mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in picture.info):
             picture = picture.convert("RGBA")
             white = library.new("RGBA", picture.size, "white")
             picture = library.alpha_composite(white, picture)
-        return np.asarray(picture.convert(wanted))
+        return np.asarray(picture.convert(mode_needed))
 
 
 def _resized(plane: Array, size: tuple[int, int], resample: int) -> Array:

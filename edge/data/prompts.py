@@ -97,19 +97,19 @@ class PromptReader:
 
     def answered(self, path: Path, lines: Collection[int], count: int) -> list[Prompt]:
         """Return the first ``count`` prompts, at most, of a file's lines that have an answer; raises ``DataError``."""
-        found: list[Prompt] = []
+        prompts: list[Prompt] = []
         if not is_plain_text(path):
             account = account_of(path, self._job.data)
             rows = task_rows(path, self._job.model.task, self._job.data, account, with_targets=False)
-            own = (row for row in rows if row.record[0] in lines and self._answers(row))
-            found = list(self._encoded(path, list(itertools.islice(own, count))))
-        if not found:
+            answered = (row for row in rows if row.record[0] in lines and self._answers(row))
+            prompts = list(self._encoded(path, list(itertools.islice(answered, count))))
+        if not prompts:
             column = "" if self._job.model.task == CHAT else f" in the column {self._job.data.answer!r} (data.answer)"
             raise DataError(
                 f"{path} has no evaluation row with an answer{column} to compare texts with; add answers, or remove "
                 "[generation]"
             )
-        return found
+        return prompts
 
     def _encoded(self, path: Path, rows: Sequence[Row]) -> Iterator[Prompt]:
         try:

@@ -16,14 +16,14 @@ import re
 import string
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from edge.data.examples import NONE_LEFT_OUT, Values
+from edge.data.examples import TextExamples, Values
 from edge.data.tokens import Batch, Padder, TokenRow, load_tokenizer
 from ringtune.errors import DataError, ModelError
 from ringtune.job.job import Job
@@ -77,14 +77,29 @@ class Questions:
         """Read questions with their contexts; questions without an answer in the context are left out and counted."""
         return read_rows(path, QUESTION_ANSWERING, self._data)
 
-    def examples(self, rows: Sequence[Question], labels: Sequence[str]) -> QuestionExamples:
-        """Make the windows of these questions."""
+    def examples(self, rows: Sequence[Question], labels: Sequence[str]) -> TextExamples:
+        """Make the windows of these questions; a question is cut to half a window, a context never."""
         num_cut, windows = 0, list[Window]()
         for index, row in enumerate(rows):
             made, is_cut = self._windows(index, row)
             windows += made
             num_cut += is_cut
-        return QuestionExamples(rows, windows, self._padder, cut_rows=num_cut)
+        of_rows = [0] * len(rows)
+        for window in windows:
+            of_rows[window.question] += 1
+
+        def spans(chosen: Sequence[int], *_: object) -> torch.Tensor:
+            return torch.tensor([windows[index].target for index in chosen], dtype=torch.int64)
+
+        return TextExamples(
+            [window.tokens for window in windows],
+            spans,
+            self._padder,
+            scores=AnswerScores(rows, windows, of_rows),
+            of_rows=of_rows,
+            cut_rows=num_cut,
+            names_examples=True,
+        )
 
     def _windows(self, index: int, row: Question) -> tuple[list[Window], bool]:
         """Make the windows of a question, and return whether the question is cut."""
@@ -97,7 +112,7 @@ class Questions:
         room = self._max_length - len(offsets) - tokenizer.num_special_tokens_to_add(pair=True)
         if room < 1:
             raise DataError(f"train.max_length is {self._max_length}; a question has {len(offsets)} tokens")
-        found = tokenizer(
+        encoding = tokenizer(
             question,
             row.context,
             truncation="only_second",
@@ -106,50 +121,17 @@ class Questions:
             return_overflowing_tokens=True,
             return_offsets_mapping=True,
         )
-        return [_window(found, part, index, row) for part in range(len(found["input_ids"]))], is_cut
+        return [_window(encoding, part, index, row) for part in range(len(encoding["input_ids"]))], is_cut
 
 
-class QuestionExamples:
-    """The ``Examples`` of question answering.
+class AnswerScores:
+    """The ``Scores`` of question answering. ``of_rows``: number of windows of each question."""
 
-    Attributes:
-        of_rows: number of windows of each question.
-        cut_rows: number of questions cut to half a window; contexts become windows instead.
-    """
-
-    left_out = NONE_LEFT_OUT
-
-    def __init__(
-        self, questions: Sequence[Question], windows: Sequence[Window], padder: Padder, *, cut_rows: int = 0
-    ) -> None:
-        self._questions, self._windows, self._padder = questions, windows, padder
-        self.cut_rows = cut_rows
+    def __init__(self, questions: Sequence[Question], windows: Sequence[Window], of_rows: Sequence[int]) -> None:
+        self._questions, self._windows, self._of_rows = questions, windows, of_rows
         self._open: dict[tuple[int, int], AnswerSpan] = {}
-        self.of_rows = [0] * len(questions)
-        for window in windows:
-            self.of_rows[window.question] += 1
 
-    def __len__(self) -> int:
-        return len(self._windows)
-
-    def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
-        """Make a batch of the chosen windows; labels are token positions of the padded row."""
-        windows = [self._windows[index] for index in chosen]
-        ids, mask, types = self._padder.pad([window.tokens for window in windows])
-        labels = [list(window.target) for window in windows]
-        return Batch(
-            ids=ids,
-            mask=mask,
-            token_type_ids=types,
-            labels=torch.tensor(labels, dtype=torch.int64),
-            examples=torch.tensor(list(chosen), dtype=torch.int64),
-        )
-
-    def width(self, chosen: Sequence[int]) -> int:
-        """Number of tokens of the longest chosen window."""
-        return max(len(self._windows[index].tokens.ids) for index in chosen)
-
-    def score(self, batch: Batch, predictions: torch.Tensor, key: int) -> Values:
+    def add(self, batch: Batch, predictions: torch.Tensor, key: int) -> Values:
         """Score the questions whose last window is in this micro-batch, by logits of start and end (B, T, 2).
 
         Returns:
@@ -161,7 +143,7 @@ class QuestionExamples:
         return (("questions", float(len(closed))), ("exact_sum", float(exact)), ("f1_sum", float(overlap)))
 
     def close(self, batch: Batch, predictions: torch.Tensor, key: int) -> list[AnswerSpan]:
-        """Take the best span of each window; return the questions with all windows seen; arguments as ``score``."""
+        """Take the best span of each window; return the questions with all windows seen; arguments as ``add``."""
         if batch.examples is None:
             raise DataError("the batch does not say which windows it has")
         logits = predictions.float().cpu()
@@ -173,11 +155,11 @@ class QuestionExamples:
             entry = self._open.setdefault((key, window.question), AnswerSpan(question=window.question))
             place = (window.starts[first], window.stops[last]) if len(window.starts) else (0, 0)
             entry.add((score, -index), place, self._questions[window.question].context)
-            if entry.seen == self.of_rows[window.question]:
+            if entry.seen == self._of_rows[window.question]:
                 closed.append(self._open.pop((key, window.question)))
         return closed
 
-    def forget_scores(self) -> None:
+    def forget(self) -> None:
         """Drop the incomplete questions of an unfinished evaluation."""
         self._open.clear()
 
@@ -223,11 +205,11 @@ def best_span(logits_T2: torch.Tensor) -> tuple[float, int, int]:
     return float(sums[first, last]), first, last
 
 
-def _window(found: Any, part: int, index: int, row: Question) -> Window:
-    ids = array("i", found["input_ids"][part])
-    types = array("i", found["token_type_ids"][part] if "token_type_ids" in found else [0] * len(ids))
-    places = [token for token, sequence in enumerate(found.sequence_ids(part)) if sequence == 1]
-    offsets = [found["offset_mapping"][part][token] for token in places]
+def _window(encoding: Any, part: int, index: int, row: Question) -> Window:
+    ids = array("i", encoding["input_ids"][part])
+    types = array("i", encoding["token_type_ids"][part] if "token_type_ids" in encoding else [0] * len(ids))
+    places = [token for token, sequence in enumerate(encoding.sequence_ids(part)) if sequence == 1]
+    offsets = [encoding["offset_mapping"][part][token] for token in places]
     first = places[0] if places else 0
     return Window(
         tokens=TokenRow(ids, types),

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from edge.data.examples import ClassCounts, SummedExamples, Sums, Values
+from edge.data.examples import ClassCounts, SummedScores, TextExamples, Values
 from edge.data.tokens import IGNORED, Batch, NoTokenError, Padder, TokenRow, begins_with_blank, load_tokenizer
 from ringtune.errors import ModelError
 from ringtune.job.job import Job
@@ -43,6 +43,11 @@ class TaggedRow(NamedTuple):
     starts: array[int]
     num_words: int
 
+    @property
+    def num_cut(self) -> int:
+        """Number of words that are left out."""
+        return self.num_words - len(self.words)
+
 
 class TaggedTexts:
     """The ``Source`` of token classification; raises ``ModelError``."""
@@ -62,75 +67,66 @@ class TaggedTexts:
         """Read the words and tags of a jsonl or CoNLL file."""
         return read_rows(path, TAGGING, self._data)
 
-    def examples(self, rows: Sequence[tuple[str, ...]], labels: Sequence[tuple[str, ...]]) -> TaggedExamples:
+    def examples(self, rows: Sequence[tuple[str, ...]], labels: Sequence[tuple[str, ...]]) -> TextExamples:
         """Make one example of each text; warn of words that are left out; raises ``NoTokenError``."""
         encoded = [self.encode(words) for words in rows]
         for index, row in enumerate(encoded):
             if not row.words:
                 raise NoTokenError(index, f"{row.num_words} words")
-        examples = self.made(encoded, labels)
-        if examples.num_cut:
-            total = sum(row.num_words for row in encoded)
+        if num_cut := sum(row.num_cut for row in encoded):
             _LOG.warning(
                 "%d of %d words are left out: they are beyond train.max_length = %d tokens, or have no token",
-                examples.num_cut,
-                total,
+                num_cut,
+                sum(row.num_words for row in encoded),
                 self._max_length,
             )
-        return examples
+        return self.made(encoded, labels)
 
-    def made(self, rows: Sequence[TaggedRow], tags: Sequence[tuple[str, ...]]) -> TaggedExamples:
+    def made(self, rows: Sequence[TaggedRow], tags: Sequence[tuple[str, ...]]) -> TextExamples:
         """Make examples of encoded texts."""
-        return TaggedExamples(rows, tags, self._padder)
+        labels = _TagLabels(rows, tags)
+        return TextExamples(
+            [row.tokens for row in rows],
+            labels,
+            self._padder,
+            scores=SummedScores(len(rows), labels.no_sums),
+            cut_rows=sum(row.num_cut > 0 for row in rows),
+        )
 
     def encode(self, words: Sequence[str]) -> TaggedRow:
         """Turn words into tokens, special ones included, cut at ``train.max_length``."""
         words = [word if word.startswith(" ") else self._blank + word for word in words]
-        found = self._tokenizer(words, is_split_into_words=True, truncation=True, max_length=self._max_length)
-        ids = array("i", found["input_ids"])
+        encoding = self._tokenizer(words, is_split_into_words=True, truncation=True, max_length=self._max_length)
+        ids = array("i", encoding["input_ids"])
         first: dict[int, int] = {}
-        for token, word in enumerate(found.word_ids(0)):
+        for token, word in enumerate(encoding.word_ids(0)):
             if word is not None:
                 first.setdefault(word, token)
-        types = array("i", found.get("token_type_ids", [0] * len(ids)))
+        types = array("i", encoding.get("token_type_ids", [0] * len(ids)))
         return TaggedRow(TokenRow(ids, types), array("i", first.keys()), array("i", first.values()), len(words))
 
 
-class TaggedExamples(SummedExamples):
-    """The ``Examples`` of token classification."""
+class _TagLabels:
+    """Labels of words at their first tokens; keeps the names of the run's tags, by which entities are counted."""
 
-    def __init__(self, rows: Sequence[TaggedRow], tags: Sequence[tuple[str, ...]], padder: Padder) -> None:
-        self._rows, self._tags, self._padder = rows, tags, padder
-        self._labels: tuple[str, ...] = ()
-        self.num_cut = sum(row.num_words - len(row.words) for row in rows)
+    def __init__(self, rows: Sequence[TaggedRow], tags: Sequence[tuple[str, ...]]) -> None:
+        self._rows, self._tags = rows, tags
+        self._names: tuple[str, ...] = ()
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    @property
-    def cut_rows(self) -> int:
-        """Number of texts with words that are left out."""
-        return sum(len(row.words) < row.num_words for row in self._rows)
-
-    def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
-        """Make a batch of the chosen texts; the index of a tag is the label of its word's first token."""
-        rows = [self._rows[index] for index in chosen]
-        ids, mask, types = self._padder.pad([row.tokens for row in rows])
+    def __call__(
+        self, chosen: Sequence[int], targets: Mapping[str, int], ids: torch.Tensor, _: torch.Tensor
+    ) -> torch.Tensor:
         labels = torch.full_like(ids, IGNORED)
-        for place, (index, row) in enumerate(zip(chosen, rows, strict=True)):
-            tags = self._tags[index]
+        for place, index in enumerate(chosen):
+            row, tags = self._rows[index], self._tags[index]
             for word, start in zip(row.words, row.starts, strict=True):
                 labels[place, start] = targets.get(tags[word], IGNORED)
-        self._labels = tuple(sorted(targets, key=targets.__getitem__))
-        return Batch(ids=ids, mask=mask, token_type_ids=types, labels=labels)
+        self._names = tuple(sorted(targets, key=targets.__getitem__))
+        return labels
 
-    def width(self, chosen: Sequence[int]) -> int:
-        """Number of tokens of the longest chosen text."""
-        return max(len(self._rows[index].tokens.ids) for index in chosen)
-
-    def no_sums(self) -> Sums:
+    def no_sums(self) -> _TagCounts:
         """Make empty counts."""
-        return _TagCounts(self._labels, self.num_cut)
+        return _TagCounts(self._names, sum(row.num_cut for row in self._rows))
 
 
 class _TagCounts:
@@ -152,8 +148,8 @@ class _TagCounts:
             true, predicted = (
                 entities_of([self._labels[index] for index in values[places].tolist()]) for values in (labels, said)
             )
-            for kind, found in ((TRUE, true), (PREDICTED, predicted), (RIGHT, true & predicted)):
-                self._entities.update(count_name(self._types[entity.kind], kind) for entity in found)
+            for kind, entities in ((TRUE, true), (PREDICTED, predicted), (RIGHT, true & predicted)):
+                self._entities.update(count_name(self._types[entity.kind], kind) for entity in entities)
 
     def values(self, *, are_few: bool) -> Values:
         """Return the counts by name, and the number of words left out; of few texts this number alone."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from edge.data.examples import ClassifiedExamples, Sums, UnscoredExamples, Values
+from edge.data.examples import ClassCounts, Labels, SummedScores, TextExamples, Values, class_labels
 from edge.data.tokens import IGNORED, Batch, Encoder, Padder, Text, TokenRow, load_tokenizer
 from ringtune.errors import DataError, ModelError
 from ringtune.job.job import Job
@@ -46,49 +46,20 @@ class LabelledTexts:
         """Read texts, or pairs of texts, with their class names or, for regression, numbers."""
         return read_rows(path, self._task, self._data)
 
-    def examples(self, rows: Sequence[Text], labels: Sequence[Any]) -> LabelledExamples:
+    def examples(self, rows: Sequence[Text], labels: Sequence[Any]) -> TextExamples:
         """Make one example of each text."""
-        kind = NumberedExamples if self._task == REGRESSION else LabelledExamples
-        return kind(Encoder(self._tokenizer, rows), labels, self._padder, self._max_length)
+        made, sums = (_number_labels, _NumberSums) if self._task == REGRESSION else (class_labels, ClassCounts)
+        scores = SummedScores(len(rows), sums)
+        return TextExamples(Encoder(self._tokenizer, rows, self._max_length), made(labels), self._padder, scores=scores)
 
 
-class LabelledExamples(ClassifiedExamples):
-    """The ``Examples`` of sequence classification. ``max_length``: tokens, special ones included."""
+def _number_labels(numbers: Sequence[Any]) -> Labels:
+    """Label each example with its number."""
 
-    def __init__(self, encoder: Encoder, labels: Sequence[str], padder: Padder, max_length: int) -> None:
-        self._encoder, self._labels, self._padder = encoder, labels, padder
-        self._max_length = max_length
+    def labels(chosen: Sequence[int], *_: object) -> torch.Tensor:
+        return torch.tensor([float(numbers[index]) for index in chosen], dtype=torch.float64)
 
-    def __len__(self) -> int:
-        return len(self._encoder)
-
-    @property
-    def cut_rows(self) -> int:
-        """Number of cut texts, among those encoded so far."""
-        return self._encoder.cut_rows
-
-    def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
-        """Make a batch of the chosen texts and their class indices."""
-        ids, mask, types = self._padder.pad(self._encoder.rows(chosen, max_length=self._max_length))
-        return Batch(ids=ids, mask=mask, token_type_ids=types, labels=self._targets(chosen, targets))
-
-    def _targets(self, chosen: Sequence[int], targets: Mapping[str, int]) -> torch.Tensor:
-        return torch.tensor([targets.get(self._labels[row], IGNORED) for row in chosen], dtype=torch.int64)
-
-    def width(self, chosen: Sequence[int]) -> int:
-        """Number of tokens of the longest chosen text."""
-        return max(len(row.ids) for row in self._encoder.rows(chosen, max_length=self._max_length))
-
-
-class NumberedExamples(LabelledExamples):
-    """The ``Examples`` of regression; ``labels`` are numbers."""
-
-    def _targets(self, chosen: Sequence[int], targets: Mapping[str, int]) -> torch.Tensor:
-        return torch.tensor([float(self._labels[row]) for row in chosen], dtype=torch.float64)
-
-    def no_sums(self) -> Sums:
-        """Make empty sums."""
-        return _NumberSums()
+    return labels
 
 
 class _NumberSums:
@@ -135,23 +106,24 @@ class Language:
         if is_plain_text(path):
             refuse_plain_text(path, self._data)
             return self._blocks(path)
-        found = read_rows(path, CAUSAL_LM, self._data)
+        rows = read_rows(path, CAUSAL_LM, self._data)
         if not self._data.append_eos:
-            return found
+            return rows
         end = self._tokenizer.eos_token
         note = (
             f"{path}: each row ends with {end}, as data.append_eos says"
             if end
             else (f"{path}: rows have no end to learn, as the tokenizer has no end-of-text token")
         )
-        return dataclasses.replace(found, notes=(*found.notes, note))
+        return dataclasses.replace(rows, notes=(*rows.notes, note))
 
-    def examples(self, rows: Sequence[str | TokenRow], labels: Sequence[str]) -> LanguageExamples:
+    def examples(self, rows: Sequence[str | TokenRow], labels: Sequence[str]) -> TextExamples:
         """Make one example of each text or block."""
         texts = [row for row in rows if isinstance(row, str)]
         blocks = [row for row in rows if not isinstance(row, str)]
         end = self._tokenizer.eos_token_id if self._data.append_eos else None
-        return LanguageExamples(blocks or Encoder(self._tokenizer, texts, end=end), self._padder, self._max_length)
+        encoded = blocks or Encoder(self._tokenizer, texts, self._max_length, end=end)
+        return TextExamples(encoded, next_tokens, self._padder)
 
     def _blocks(self, path: Path) -> Rows:
         """Cut all tokens of a plain text, without special ones, into blocks of ``max_length``.
@@ -175,36 +147,11 @@ class Language:
         return Rows(rows=rows, left_out=left_out, notes=(note,) if note else ())
 
 
-class LanguageExamples(UnscoredExamples):
-    """The ``Examples`` of causal language modelling."""
-
-    def __init__(self, rows: Encoder | Sequence[TokenRow], padder: Padder, max_length: int) -> None:
-        self._rows, self._padder, self._max_length = rows, padder, max_length
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    @property
-    def cut_rows(self) -> int:
-        """Number of cut texts, among those encoded so far; blocks of a plain text are never cut."""
-        return self._rows.cut_rows if isinstance(self._rows, Encoder) else 0
-
-    def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
-        """Make a batch of the chosen texts; every token but a row's first is a target at its own position."""
-        encoded = self._encoded(chosen)
-        ids, mask, types = self._padder.pad(encoded)
-        labels = ids.masked_fill(mask == 0, IGNORED)
-        labels[:, 0] = IGNORED
-        return Batch(ids=ids, mask=mask, token_type_ids=types, labels=labels)
-
-    def width(self, chosen: Sequence[int]) -> int:
-        """Number of tokens of the longest chosen text or block."""
-        return max(len(row.ids) for row in self._encoded(chosen))
-
-    def _encoded(self, chosen: Sequence[int]) -> Sequence[TokenRow]:
-        if isinstance(self._rows, Encoder):
-            return self._rows.rows(chosen, max_length=self._max_length)
-        return [self._rows[index] for index in chosen]
+def next_tokens(_: Sequence[int], __: Mapping[str, int], ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Label a language model's texts: every token but a row's first is a target at its own position."""
+    labels = ids.masked_fill(mask == 0, IGNORED)
+    labels[:, 0] = IGNORED
+    return labels
 
 
 def _pieces(text: str) -> Iterator[str]:

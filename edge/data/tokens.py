@@ -99,7 +99,7 @@ class Padder:
 
     def __init__(self, tokenizer: Any) -> None:
         self._id = next(
-            int(found) for found in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if found is not None
+            int(number) for number in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if number is not None
         )
         self._type = int(tokenizer.pad_token_type_id)
 
@@ -135,17 +135,18 @@ class NoTokenError(RowFaultError):
 Text = str | tuple[str, str]
 
 
-class Encoder:
-    """Turns texts into rows of tokens; each text is encoded once, at its first use.
+class Encoder(Sequence[TokenRow]):
+    """Texts as rows of tokens, special ones included; each text is encoded once, at its first use.
 
     Args:
         texts: of all rows; of a pair the longer text is cut first.
+        max_length: most tokens of a row.
         end: token that each row ends with, unless it is cut; None = what the tokenizer adds.
     """
 
-    def __init__(self, tokenizer: Any, texts: Sequence[Text], *, end: int | None = None) -> None:
-        self._tokenizer, self._end, self._texts = tokenizer, end, texts
-        self._encoded: dict[tuple[int, int], TokenRow] = {}
+    def __init__(self, tokenizer: Any, texts: Sequence[Text], max_length: int, *, end: int | None = None) -> None:
+        self._tokenizer, self._texts, self._max_length, self._end = tokenizer, texts, max_length, end
+        self._encoded: dict[int, TokenRow] = {}
         self._cut: set[int] = set()
 
     def __len__(self) -> int:
@@ -156,31 +157,30 @@ class Encoder:
         """Number of cut texts, among those encoded so far."""
         return len(self._cut)
 
-    def rows(self, rows: Sequence[int], *, max_length: int) -> list[TokenRow]:
-        """Encode texts by index, special tokens included, cut at ``max_length``; raises ``NoTokenError``."""
-        return [self._encode(row, max_length) for row in rows]
+    def __getitem__(self, row: Any) -> Any:
+        """Return the row of a text; raises ``NoTokenError``."""
+        if row not in self._encoded:
+            self._encoded[row] = self._encode(row)
+        return self._encoded[row]
 
-    def _encode(self, row: int, max_length: int) -> TokenRow:
-        key = (row, max_length)
-        if key not in self._encoded:
-            # One text at a time: a list would start a thread pool on every core.
-            text = self._texts[row]
-            both = (text,) if isinstance(text, str) else text
-            found = self._tokenizer(*both, truncation=True, max_length=max_length)
-            ids = array("i", found["input_ids"])
-            if not ids:
-                raise NoTokenError(row, f"{sum(map(len, both))} characters")
-            types = array("i", found.get("token_type_ids", [0] * len(ids)))
-            if len(ids) == max_length and len(self._tokenizer(*both, verbose=False)["input_ids"]) > max_length:
+    def _encode(self, row: int) -> TokenRow:
+        # One text at a time: a list would start a thread pool on every core.
+        text, longest = self._texts[row], self._max_length
+        both = (text,) if isinstance(text, str) else text
+        encoding = self._tokenizer(*both, truncation=True, max_length=longest)
+        ids = array("i", encoding["input_ids"])
+        if not ids:
+            raise NoTokenError(row, f"{sum(map(len, both))} characters")
+        types = array("i", encoding.get("token_type_ids", [0] * len(ids)))
+        if len(ids) == longest and len(self._tokenizer(*both, verbose=False)["input_ids"]) > longest:
+            self._cut.add(row)
+        elif self._end is not None and ids[-1] != self._end:
+            if len(ids) < longest:
+                ids.append(self._end)
+                types.append(types[-1])
+            else:
                 self._cut.add(row)
-            elif self._end is not None and ids[-1] != self._end:
-                if len(ids) < max_length:
-                    ids.append(self._end)
-                    types.append(types[-1])
-                else:
-                    self._cut.add(row)
-            self._encoded[key] = TokenRow(ids, types)
-        return self._encoded[key]
+        return TokenRow(ids, types)
 
 
 def prompt_ids(tokenizer: Any, text: str) -> list[int]:
@@ -215,9 +215,9 @@ def load_tokenizer(folder: Path) -> Any:
         if isinstance(extra, list):
             settings = {"extra_special_tokens": {}, "additional_special_tokens": extra}
     try:
-        found = loader.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False, **settings)
-        if is_made_anew and found.is_fast and (folder / WHOLE_FILE).is_file():
-            _divide_as_in_file(found, folder / WHOLE_FILE)
+        tokenizer = loader.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False, **settings)
+        if is_made_anew and tokenizer.is_fast and (folder / WHOLE_FILE).is_file():
+            _divide_as_in_file(tokenizer, folder / WHOLE_FILE)
     except ImportError as error:
         what = f"{folder}: its tokenizer needs a package that is missing ({_reason(error)})"
         raise ModelError(f"{what}; install it") from error
@@ -226,11 +226,11 @@ def load_tokenizer(folder: Path) -> Any:
             raise
         what = f"{folder} has no tokenizer that can be read ({_reason(error)})"
         raise ModelError(f"{what}; {_remedy(folder)}") from error
-    if found.is_fast:
+    if tokenizer.is_fast:
         inner = "_encode_plus" if is_made_anew else "_batch_encode_plus"  # what calls with one text and with many do
-        setattr(found, inner, _without_panic(getattr(found, inner), folder))
-    check_done(folder / SETTINGS_FILE, {**saved, **settings}, found)
-    return found
+        setattr(tokenizer, inner, _without_panic(getattr(tokenizer, inner), folder))
+    check_done(folder / SETTINGS_FILE, {**saved, **settings}, tokenizer)
+    return tokenizer
 
 
 def _divide_as_in_file(tokenizer: Any, path: Path) -> None:

@@ -28,7 +28,7 @@ import hashlib
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -52,10 +52,9 @@ from ringtune.models.auxiliary_models import (
     described,
     in_block,
     is_of_library,
-    own_tensors,
 )
 from ringtune.models.families import FAMILIES, LAYOUTS
-from ringtune.models.family import BlockLayout
+from ringtune.models.family import BlockLayout, Family
 from ringtune.models.result_files import ADAPTER_FILE, AUXILIARY_CONFIG_FILE
 from ringtune.storage.strict import parse_json
 
@@ -91,8 +90,8 @@ class MlpDelta(nn.Module):
 
     def forward(self, x_BTI: torch.Tensor) -> torch.Tensor:
         """Compute g(x)."""
-        found: torch.Tensor = self.up(functional.relu(self.down(x_BTI)))
-        return found
+        y_BTO: torch.Tensor = self.up(functional.relu(self.down(x_BTI)))
+        return y_BTO
 
     def start(self, seeded: Callable[[str], torch.Generator]) -> None:
         """Allocate the weights: V and b as torch draws them, U and c zero.
@@ -194,10 +193,10 @@ def add_auxiliary(
             matrix = block.get_submodule(path)
             outputs, inputs = _shape_of(matrix, layout)
             if layout.is_merged and places[0] in FUSED_PARTS:
-                own = {place: configs[place] for place in places}
-                check_alphas(own.values())
+                fused = {place: configs[place] for place in places}
+                check_alphas(fused.values())
                 width = outputs // len(FUSED_PARTS)
-                parts: dict[str, nn.Module] = {at: make_delta(one, inputs, width) for at, one in own.items()}
+                parts: dict[str, nn.Module] = {at: make_delta(config, inputs, width) for at, config in fused.items()}
                 delta: nn.Module = FusedDelta(parts, width)
             else:
                 delta = make_delta(configs[places[0]], inputs, outputs)
@@ -239,36 +238,6 @@ def _shape_of(matrix: nn.Module, layout: BlockLayout) -> tuple[int, int]:
     return (second, first) if layout.inputs_first else (first, second)
 
 
-Tensors = Mapping[str, torch.Tensor]
-
-
-class _Beside(NamedTuple):
-    """A matrix of a model, and its auxiliary model.
-
-    Attributes:
-        tensors: of the auxiliary model, by the last part of their names.
-        configs: by place; up to three for a fused matrix.
-        is_fused: whether the matrix is for query, key and value.
-    """
-
-    path: str
-    matrix: nn.Module
-    tensors: dict[str, torch.Tensor]
-    configs: dict[str, AuxiliaryConfig]
-    is_fused: bool
-
-    @property
-    def config(self) -> AuxiliaryConfig:
-        """Configuration of the first place."""
-        return next(iter(self.configs.values()))
-
-    def of_place(self, place: str) -> dict[str, torch.Tensor]:
-        """Tensors of one place, by the last part of their names."""
-        start = f"{place}." if self.is_fused else ""
-        found = {name: tensor for name, tensor in self.tensors.items() if name.startswith(start)}
-        return {name.removeprefix(start): tensor for name, tensor in found.items()}
-
-
 def load_auxiliary(model: nn.Module, folder: str | Path) -> nn.Module:
     """Load the auxiliary models of a run into a model, and AdapterHub's adapters beside them; they do not train.
 
@@ -280,18 +249,37 @@ def load_auxiliary(model: nn.Module, folder: str | Path) -> nn.Module:
         IntegrityError: a file is damaged, or belongs to another model.
         UsageError: the model has auxiliary models of that name already.
     """
-    facts = _facts(Path(folder))
-    tensors = _tensors(Path(folder) / ADAPTER_FILE)
-    for beside in _matrices(model, Path(folder), facts, tensors):
-        if hasattr(beside.matrix, facts.name):
-            raise UsageError(f"{beside.path} has an adapter {facts.name!r} already; load into a fresh model")
-    if facts.library is not None:
-        with _unchanged_on_error(model):
-            _load_library(model, Path(folder), facts, tensors)
-    for beside in _matrices(model, Path(folder), facts, tensors):
-        delta, weight = _delta(beside), beside.matrix.get_parameter("weight")
+    facts, where = _facts(Path(folder)), Path(folder) / ADAPTER_FILE
+    base, family, tensors = cast(Any, model).base_model, FAMILIES[facts.model_type], _tensors(where)
+    if any(True for _ in _matrices(base, facts.name)):
+        raise UsageError(f"the model has an adapter {facts.name!r} already; load into a fresh model")
+    state = {name.removeprefix(family.prefix): value for name, value in tensors.items()}
+    with _unchanged_on_error(model):
+        try:
+            if facts.library is not None:
+                _add_library(model, family, facts)
+            add_auxiliary(
+                base.get_submodule(family.blocks_path), LAYOUTS[family.model_type], facts.parts, name=facts.name
+            )
+        except JobError as error:
+            raise IntegrityError(f"{where.parent / AUXILIARY_CONFIG_FILE}: {error}") from error
+        except (AttributeError, ValueError) as error:  # of a block that lacks a matrix
+            raise IntegrityError(f"{where}: {error}; take the base model, a {facts.model_type}") from error
+        targets = {name: value for name, value in base.state_dict().items() if f".{facts.name}." in f".{name}"}
+        came, needed = ({name: value.shape for name, value in some.items()} for some in (state, targets))
+        if odd := sorted(dict(came.items() ^ needed.items())):
+            raise IntegrityError(
+                f"{where} and this model differ in {odd[0]}; copy the run's folder again, and take the base model, a "
+                f"{facts.model_type}"
+            )
+        base.load_state_dict(state, strict=False, assign=True)
+    like = next(model.parameters())
+    for path, module in base.named_modules():
+        if is_of_library(f".{path}.", facts.name):
+            module.to(device=like.device, dtype=like.dtype).eval().requires_grad_(False)
+    for matrix, delta in _matrices(base, facts.name):
+        weight = matrix.get_parameter("weight")
         delta.to(device=weight.device, dtype=weight.dtype).requires_grad_(False)
-        attach_delta(beside.matrix, delta, name=facts.name, alpha=beside.config.alpha)
     return model
 
 
@@ -320,13 +308,27 @@ def merge_auxiliary(model: nn.Module, folder: str | Path) -> nn.Module:
             f"{folder} has adapters of the library beside auxiliary models; load both with load_auxiliary, or merge "
             "the run with ringtune export --merge"
         )
-    inputs_first = LAYOUTS[facts.model_type].inputs_first
-    for beside in _matrices(model, Path(folder), facts, _tensors(Path(folder) / ADAPTER_FILE)):
-        weight, change = beside.matrix.get_parameter("weight"), matrix_of(beside.tensors)
-        with torch.no_grad():
-            change = (change.t() if inputs_first else change).to(device=weight.device, dtype=weight.dtype)
-            weight.add_(change, alpha=beside.config.alpha)
+    load_auxiliary(model, folder)
+    merge_deltas(model, name=facts.name, inputs_first=LAYOUTS[facts.model_type].inputs_first)
     return model
+
+
+@torch.no_grad()
+def merge_deltas(module: nn.Module, *, name: str, inputs_first: bool) -> None:
+    """Add every ``linear`` auxiliary model in a module to its matrix, and remove it."""
+    for matrix, delta in list(_matrices(module, name)):
+        weight, change = matrix.get_parameter("weight"), _matrix_of(dict(delta.named_parameters()))
+        merged = torch.add(weight, change.t() if inputs_first else change, alpha=alpha_beside(matrix))
+        matrix.register_parameter("weight", nn.Parameter(merged, requires_grad=weight.requires_grad))
+        detach_delta(matrix, name=name)
+
+
+def _matrices(module: nn.Module, name: str) -> Iterator[tuple[nn.Module, nn.Module]]:
+    """Yield every matrix with an auxiliary model of this name, and the auxiliary model."""
+    for matrix in module.modules():
+        delta = dict(matrix.named_children()).get(name)
+        if isinstance(delta, Delta | FusedDelta):
+            yield matrix, delta
 
 
 def _facts(folder: Path) -> AdapterDescription:
@@ -363,112 +365,18 @@ def _unchanged_on_error(model: nn.Module) -> Iterator[None]:
         raise
 
 
-def _load_library(model: Any, folder: Path, facts: AdapterDescription, tensors: Tensors) -> None:
-    """Load AdapterHub's adapters of a run; they do not train."""
-    base, family, where = model.base_model, FAMILIES[facts.model_type], folder / ADAPTER_FILE
-    try:
-        config = config_of_library((facts.library or {})["config"])
-        with torch.random.fork_rng(devices=[]):
-            add_adapters(base, family, config, dropout=0.0, name=facts.name)
-    except JobError as error:
-        raise IntegrityError(f"{folder / AUXILIARY_CONFIG_FILE}: {error}") from error
+def _add_library(model: Any, family: Family, facts: AdapterDescription) -> None:
+    """Add AdapterHub's adapters of a run, with any values; raises ``JobError``."""
+    base, config = model.base_model, config_of_library((facts.library or {})["config"])
+    with torch.random.fork_rng(devices=[]):
+        add_adapters(base, family, config, dropout=0.0, name=facts.name)
     read_mask(base)
     invertible: Any = dict(getattr(base, INVERTIBLE, {})).get(facts.name)
     if invertible is not None and (decoder := model.get_output_embeddings()) is not None:
         decoder.register_forward_pre_hook(invertible.inverted)
-    own = {name.removeprefix(family.prefix): value for name, value in tensors.items()}
-    own = {name: value for name, value in own.items() if is_of_library(f".{name}", facts.name)}
-    targets = {name: value for name, value in base.state_dict().items() if is_of_library(f".{name}", facts.name)}
-    came, wanted = ({name: value.shape for name, value in tensors.items()} for tensors in (own, targets))
-    if odd := sorted(dict(came.items() ^ wanted.items())):
-        raise IntegrityError(f"{where} and this model differ in {odd[0]}; take the base model, a {facts.model_type}")
-    base.load_state_dict(own, strict=False)
-    like = next(model.parameters())
-    for path, module in base.named_modules():
-        if is_of_library(f".{path}.", facts.name):
-            module.to(device=like.device, dtype=like.dtype).eval().requires_grad_(False)
 
 
-def _matrices(model: nn.Module, folder: Path, facts: AdapterDescription, tensors: Tensors) -> list[_Beside]:
-    """List every matrix with an auxiliary model, with a check of their shapes."""
-    by_path: dict[str, dict[str, torch.Tensor]] = {}
-    family, base = FAMILIES[facts.model_type], cast(Any, model).base_model
-    for key, tensor in tensors.items():
-        if facts.library is None or not is_of_library(key, facts.name):
-            matrix, _, end = key.partition(f".{facts.name}.")
-            by_path.setdefault(matrix, {})[end] = tensor
-    found = [_beside(model, folder, facts, path, own) for path, own in sorted(by_path.items())]
-    wanted = sum(own_tensors(facts.parts, block) for block in range(len(base.get_submodule(family.blocks_path))))
-    if (count := sum(map(len, by_path.values()))) != wanted:
-        raise IntegrityError(
-            f"{folder / ADAPTER_FILE} lacks tensors: it has {count} of {wanted} of this model's auxiliary models; copy "
-            f"the run's folder again, and take the base model, a {facts.model_type}"
-        )
-    return found
-
-
-def _beside(
-    model: nn.Module, folder: Path, facts: AdapterDescription, path: str, tensors: dict[str, torch.Tensor]
-) -> _Beside:
-    layout = LAYOUTS[facts.model_type]
-    matrix = _module(model, path)
-    places = next((places for end, places in places_by_module(layout, PLACES).items() if path.endswith(f".{end}")), ())
-    blocks = [int(part) for part in path.split(".") if part.isdecimal()]
-    by_place = {place: part for part in in_block(facts.parts, blocks[0] if blocks else 0) for place in part.places}
-    configs = {place: by_place[place] for place in places if place in by_place}
-    is_fused = layout.is_merged and set(places) == set(FUSED_PARTS)
-    if matrix is not None and configs:
-        found = _Beside(path, matrix, tensors, configs, is_fused)
-        if _fits(found, inputs_first=layout.inputs_first):
-            return found
-    raise IntegrityError(
-        f"{folder / ADAPTER_FILE} has tensors beside {path}, which this model does not have in that shape; "
-        f"take the base model, a {facts.model_type}"
-    )
-
-
-def _module(model: nn.Module, path: str) -> nn.Module | None:
-    """Find a module by its path in a model with a head, or without the prefix in a base model."""
-    for candidate in (path, path.partition(".")[2]):
-        try:
-            return model.get_submodule(candidate)
-        except AttributeError:
-            continue
-    return None
-
-
-def _fits(beside: _Beside, *, inputs_first: bool) -> bool:
-    """Whether a matrix has the inputs and outputs of its auxiliary model, and this has the described kinds."""
-    weight = getattr(beside.matrix, "weight", None)
-    if weight is None or weight.dim() != 2:
-        return False
-    outputs, inputs = tuple(reversed(weight.shape)) if inputs_first else tuple(weight.shape)
-    if sum(len(beside.of_place(place)) for place in beside.configs) != len(beside.tensors):
-        return False
-    width = outputs // len(FUSED_PARTS) if beside.is_fused else outputs
-    came = {place: beside.of_place(place) for place in beside.configs}
-    return all(
-        {name: tuple(tensor.shape) for name, tensor in came[place].items()} == config.shapes_beside(inputs, width)
-        for place, config in beside.configs.items()
-    )
-
-
-def _delta(beside: _Beside) -> nn.Module:
-    parts = {place: _part(beside.of_place(place), config) for place, config in beside.configs.items()}
-    if not beside.is_fused:
-        return next(iter(parts.values()))
-    last = beside.of_place(next(iter(parts)))
-    return FusedDelta(dict(parts), last["weight" if "weight" in last else "up.weight"].shape[0])
-
-
-def _part(tensors: Tensors, config: AuxiliaryConfig) -> Delta:
-    first, last = ("weight", "weight") if config.kind == LINEAR else ("down.weight", "up.weight")
-    made = make_delta(config, tensors[first].shape[1], tensors[last].shape[0])
-    made.load_state_dict(dict(tensors), assign=True)
-    return made
-
-
-def matrix_of(tensors: Tensors) -> torch.Tensor:
+def _matrix_of(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Return W with a row for each output of the matrix; zeros for query, key or value without a g."""
     if "weight" in tensors:
         return tensors["weight"]

@@ -58,12 +58,12 @@ class WideningBuffer:
     def take(self, count: int, dtype: torch.dtype, device: torch.device, *, part: str = "matrix") -> torch.Tensor:
         """Return memory for so many numbers; the content of an earlier call for the part is lost."""
         size = count * dtype.itemsize
-        found = self._parts.get(part)
-        if found is None or found.device != device or found.numel() < size:
-            del found
+        memory = self._parts.get(part)
+        if memory is None or memory.device != device or memory.numel() < size:
+            del memory
             self._parts.pop(part, None)  # freed before the next allocation
-            found = self._parts[part] = torch.empty(size, dtype=torch.uint8, device=device)
-        return found[:size].view(dtype)
+            memory = self._parts[part] = torch.empty(size, dtype=torch.uint8, device=device)
+        return memory[:size].view(dtype)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,12 +151,12 @@ class FourBit(PackedMatrix):
         for at in range(begin, end, CHUNK // BLOCK):
             to = min(end, at + CHUNK // BLOCK)
             wide = out[(at - begin) * BLOCK : (to - begin) * BLOCK]
-            found = wide if exact is out else exact[: len(wide)]
+            numbers = wide if exact is out else exact[: len(wide)]
             codes = index[: len(wide) // 2].copy_(self.packed[at * BLOCK // 2 : to * BLOCK // 2])
-            torch.index_select(pairs, 0, codes, out=found.view(torch.int64))
-            found.view(-1, BLOCK).mul_(self.block_scales(at, to).view(-1, 1))
-            if found is not wide:
-                wide.copy_(found)
+            torch.index_select(pairs, 0, codes, out=numbers.view(torch.int64))
+            numbers.view(-1, BLOCK).mul_(self.block_scales(at, to).view(-1, 1))
+            if numbers is not wide:
+                wide.copy_(numbers)
         whole = out[first * self.width - begin * BLOCK :][: (stop - first) * self.width].view(-1, self.width)
         return whole[:, self.columns[0] : self.columns[1]]
 
@@ -201,9 +201,9 @@ def round_to_nf4(pieces: Iterable[tuple[int, torch.Tensor]], shape: tuple[int, i
             piece = torch.cat([piece, piece.new_zeros(-len(piece) % BLOCK)])
         first, count = start // BLOCK, len(piece) // BLOCK
         numbers = piece.view(count, BLOCK)
-        own = largest[first : first + count]
-        torch.maximum(numbers.amax(dim=1), -numbers.amin(dim=1), out=own)
-        numbers.div_(own.clamp_min(torch.finfo(torch.float32).tiny).view(-1, 1))
+        magnitudes = largest[first : first + count]
+        torch.maximum(numbers.amax(dim=1), -numbers.amin(dim=1), out=magnitudes)
+        numbers.div_(magnitudes.clamp_min(torch.finfo(torch.float32).tiny).view(-1, 1))
         pairs = _codes(piece, _between(NF4)).view(-1, 2)
         packed[start // 2 : start // 2 + len(pairs)] = pairs[:, 0].mul_(16).add_(pairs[:, 1])
     scales, groups, offset = _rounded_scales(largest)
@@ -250,12 +250,12 @@ def dynamic_levels() -> torch.Tensor:
 
     Each of seven powers of ten has twice as many levels as the one below.
     """
-    found = [0.0, 1.0]
+    levels = [0.0, 1.0]
     for power in range(7):
         steps = 2 ** (power + 1)
         middles = [10 ** (power - 6) * (0.1 + 0.9 * at / steps) for at in range(1, steps, 2)]
-        found += [*middles, *(-middle for middle in middles)]
-    return torch.tensor(sorted(found))
+        levels += [*middles, *(-middle for middle in middles)]
+    return torch.tensor(sorted(levels))
 
 
 @functools.cache

@@ -95,8 +95,8 @@ class RowScaled:
 
     def look_up(self, ids: torch.Tensor) -> torch.Tensor:
         """Return rows by index in float32; no other row is read."""
-        found = torch.embedding(self.numbers, ids).to(torch.float32)
-        return found if self.scales is None else found.mul_(torch.embedding(self.scales, ids))
+        rows = torch.embedding(self.numbers, ids).to(torch.float32)
+        return rows if self.scales is None else rows.mul_(torch.embedding(self.scales, ids))
 
     def widen(self, rows: slice, dtype: torch.dtype, room: WideningBuffer) -> torch.Tensor:
         """Return some rows in float32, or in bfloat16 without their scales; the next call may overwrite them."""
@@ -255,8 +255,8 @@ class FrozenMatrix(torch.Tensor):
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if (handler := _HANDLERS.get(func)) is not None and (found := handler(*args, **kwargs)) is not None:
-            return found
+        if (handler := _HANDLERS.get(func)) is not None and (result := handler(*args, **kwargs)) is not None:
+            return result
         name = getattr(func, "__name__", "")
         if name in _READ_ONLY:
             with torch._C.DisableTorchFunctionSubclass():
@@ -283,8 +283,8 @@ class FrozenMatrix(torch.Tensor):
 def product(x: torch.Tensor, matrix: FrozenMatrix, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Return ``x @ matrix + bias``; x has any number of leading dimensions."""
     flat_NI = x.reshape(-1, x.shape[-1])
-    found: torch.Tensor = _Product.apply(flat_NI, bias, matrix.held, matrix.is_transposed)  # type: ignore[no-untyped-call]
-    return found.view(*x.shape[:-1], found.shape[-1])
+    output: torch.Tensor = _Product.apply(flat_NI, bias, matrix.held, matrix.is_transposed)  # type: ignore[no-untyped-call]
+    return output.view(*x.shape[:-1], output.shape[-1])
 
 
 def mm_into(
@@ -299,8 +299,8 @@ def mm_into(
         if matrix.is_transposed and not add:
             matrix.held.times_rows(x, bias, out=out)
             return
-        found = _multiplied(x, matrix.held, bias, by_rows=matrix.is_transposed)
-        (out.add_ if add else out.copy_)(found)
+        result = _multiplied(x, matrix.held, bias, by_rows=matrix.is_transposed)
+        (out.add_ if add else out.copy_)(result)
     elif add:
         out.addmm_(x, matrix)
     elif bias is not None:
@@ -470,8 +470,8 @@ class FrozenFiles(SafetensorsFiles):
         else:
             rounded, scales = torch.empty((rows, columns), dtype=torch.int8), torch.empty(rows, 1)
             for start, piece in self.row_pieces(name):
-                own = slice(start, start + len(piece))
-                round_to_int8(self._scratch(piece), rounded[own], scales[own])
+                part = slice(start, start + len(piece))
+                round_to_int8(self._scratch(piece), rounded[part], scales[part])
             numbers = RowScaled(numbers=rounded, scales=scales)
         largest = numbers.groups if isinstance(numbers, FourBit) else numbers.scales
         if largest is None or not largest.isfinite().all():

@@ -160,9 +160,9 @@ class GgufBlocks(PackedMatrix):
     def look_up(self, ids: torch.Tensor) -> torch.Tensor:
         """Return rows by index in float32; no other row is widened."""
         taken = torch.embedding(self.packed, ids.reshape(-1) + self.rows[0])
-        found = torch.empty(len(taken), self.width, device=self.device)
-        self._fill(taken, found)
-        return found[:, self.columns[0] : self.columns[1]].reshape(*ids.shape, -1)
+        wide = torch.empty(len(taken), self.width, device=self.device)
+        self._fill(taken, wide)
+        return wide[:, self.columns[0] : self.columns[1]].reshape(*ids.shape, -1)
 
     def widen(self, rows: slice, dtype: torch.dtype, room: WideningBuffer) -> torch.Tensor:
         """Return some rows in float32 or bfloat16; the next call may overwrite them."""

@@ -113,12 +113,12 @@ def matrices(block: nn.Module, model_type: str, subnets: Subnets) -> dict[str, M
     offset = subnets.heads * width if layout.is_merged else 0
     of_queries = ("query", "attention_out")
     attention = {"query": 0, "key": offset, "value": 2 * offset, "attention_out": 0}
-    found = {
+    by_role = {
         role: Matrix(getattr(layout, role), role != "attention_out", at, width, role in of_queries, True)
         for role, at in attention.items()
     }
     inner = [role for role in ("up", "down", "gate") if getattr(layout, role)]
-    return found | {role: Matrix(getattr(layout, role), role != "down", 0, 1, False, False) for role in inner}
+    return by_role | {role: Matrix(getattr(layout, role), role != "down", 0, 1, False, False) for role in inner}
 
 
 def subnet_slices(block: nn.Module, model_type: str, subnets: Subnets) -> tuple[tuple[WeightSlice, ...], ...]:
@@ -139,13 +139,13 @@ def adapter_slices(
     Together they cover each trainable parameter.
     """
     shared = list(_lora_matrices(block, matrices(block, model_type, subnets)))
-    own = [
+    by_subnet = [
         tuple(WeightSlice(name, dimension, *matrix.unit_range(subnets, subnet)) for name, dimension, matrix in shared)
         for subnet in range(subnets.count)
     ]
-    divided = {part.name for part in own[0]}
+    divided = {part.name for part in by_subnet[0]}
     rest = (entry for entry in block.named_parameters() if entry[1].requires_grad and entry[0] not in divided)
-    return tuple(own), tuple(WeightSlice(name, 0, 0, len(value)) for name, value in rest)
+    return tuple(by_subnet), tuple(WeightSlice(name, 0, 0, len(value)) for name, value in rest)
 
 
 def _lora_matrices(block: nn.Module, shared: Mapping[str, Matrix]) -> Iterator[tuple[str, int, Matrix]]:
@@ -214,9 +214,9 @@ class HeadGroups:
         if (index, count) not in self._blocks:
             skeleton, block = self._skeleton, self._skeleton.blocks[index]
             subnets = subnets_of_block(block, skeleton.layout.model_type, skeleton.model.config, count)
-            found = PartialBlock(block, skeleton.layout.model_type, subnets, self._dropout)
+            partial = PartialBlock(block, skeleton.layout.model_type, subnets, self._dropout)
             is_generic = skeleton.layout.generic
-            self._blocks[index, count] = NarrowedBlock(block, found, skeleton.family) if is_generic else found
+            self._blocks[index, count] = NarrowedBlock(block, partial, skeleton.family) if is_generic else partial
         return self._blocks[index, count]
 
 
@@ -300,10 +300,10 @@ class PartialBlock:
         module = copied(self._block.get_submodule(path))
         for role, matrix in self._matrices.items():
             if matrix.module.startswith(f"{path}."):
-                own: dict[str, Any] = {} if matrix.has_own_rows else {"with_bias": with_bias}
+                bias: dict[str, Any] = {} if matrix.has_own_rows else {"with_bias": with_bias}
                 part: Any = nn.Module()
                 compute = self._outputs if matrix.has_own_rows else self._inputs
-                part.forward = functools.partial(compute, role, active=active, **own)
+                part.forward = functools.partial(compute, role, active=active, **bias)
                 module._modules[matrix.module.removeprefix(f"{path}.")] = part
         return module
 
@@ -339,15 +339,15 @@ class PartialBlock:
         if not self._layout.adds_residual:
             after = None if self._layout.norm_first else norm
             return joined(total, hidden_BTD, after) if adapter is None else adapter.result(total, hidden_BTD, after)
-        found = total if adapter is None else adapter.change(total, hidden_BTD, None)
+        change = total if adapter is None else adapter.change(total, hidden_BTD, None)
         if last := self._modules.get(f"{name}_last_norm"):
-            found = last(found)
-        return hidden_BTD + found
+            change = last(change)
+        return hidden_BTD + change
 
     def _bottleneck(self, name: str) -> Bottleneck | None:
         home = self._modules.get(f"{name}_adapter")
-        found: Bottleneck | None = dict(getattr(home, "adapters", {})).get(ADAPTER)
-        return found
+        adapter: Bottleneck | None = dict(getattr(home, "adapters", {})).get(ADAPTER)
+        return adapter
 
     def _attention(self, x_BTD: torch.Tensor, active: Active, with_bias: bool, context: Any) -> torch.Tensor:
         heads = self._merged(x_BTD, active) if self._layout.is_merged else self._separate(x_BTD, active)
@@ -356,23 +356,23 @@ class PartialBlock:
             ranges = _ranges(self._matrices["attention_out"]._replace(width=1), self._subnets, active)
             return self._masks.drop("attention", scores_BHTT, ranges, dimension=1, whole=self._subnets.heads)
 
-        found = self._attend(self._modules["attention"], heads, context, drop if self._masks.draws else None)
-        return self._inputs("attention_out", found.flatten(2), active, with_bias)
+        attended = self._attend(self._modules["attention"], heads, context, drop if self._masks.draws else None)
+        return self._inputs("attention_out", attended.flatten(2), active, with_bias)
 
     def _separate(self, x_BTD: torch.Tensor, active: Active) -> Heads:
         """Compute the active heads of queries, keys and values."""
-        found = {name: self._heads(name, self._outputs(name, x_BTD, active)) for name in self._layout.order}
-        for name in found:
+        heads = {name: self._heads(name, self._outputs(name, x_BTD, active)) for name in self._layout.order}
+        for name in heads:
             if norm := self._modules.get(f"{name}_norm"):
-                found[name] = norm(found[name])
-        return found["query"], found["key"], found["value"]
+                heads[name] = norm(heads[name])
+        return heads["query"], heads["key"], heads["value"]
 
     def _merged(self, x_BTD: torch.Tensor, active: Active) -> Heads:
         """Compute them with one fused matrix, whose LoRA has separate factors for some of the three."""
         module = self._modules["query"]
         ranges = [_ranges(self._matrices[name], self._subnets, active) for name in _ATTENTION]
-        found = active_outputs(x_BTD, self._weight(module), module.bias, sum(ranges, ()))
-        parts = list(found.chunk(3, -1))
+        outputs = active_outputs(x_BTD, self._weight(module), module.bias, sum(ranges, ()))
+        parts = list(outputs.chunk(3, -1))
         if (lora := beside(module, ADAPTER)) is not None:
             wrapped = [at for at, enabled in enumerate(lora.enable_lora) if enabled]
             dropped = self._masks.drop("query", x_BTD)
@@ -398,23 +398,23 @@ class PartialBlock:
 
     def _outputs(self, name: str, x_BTD: torch.Tensor, active: Active) -> torch.Tensor:
         module, matrix = self._modules[name], self._matrices[name]
-        found = active_outputs(x_BTD, self._weight(module), module.bias, _ranges(matrix, self._subnets, active))
+        outputs = active_outputs(x_BTD, self._weight(module), module.bias, _ranges(matrix, self._subnets, active))
         lora = beside(module, ADAPTER)
         if lora is None:
-            return found
+            return outputs
         inner = torch.nn.functional.linear(self._masks.drop(name, x_BTD), lora.lora_A)
         change = active_outputs(inner, lora.lora_B, None, _ranges(matrix, self._subnets, active))
-        return torch.add(found, change, alpha=lora.scaling)
+        return torch.add(outputs, change, alpha=lora.scaling)
 
     def _inputs(self, name: str, x_BTa: torch.Tensor, active: Active, with_bias: bool) -> torch.Tensor:
         module, ranges = self._modules[name], _ranges(self._matrices[name], self._subnets, active)
-        found = active_inputs(x_BTa, self._weight(module), module.bias if with_bias else None, ranges)
+        outputs = active_inputs(x_BTa, self._weight(module), module.bias if with_bias else None, ranges)
         lora = beside(module, ADAPTER)
         if lora is None:
-            return found
+            return outputs
         dropped = self._masks.drop(name, x_BTa, ranges, whole=lora.lora_A.shape[1])
         inner = active_inputs(dropped, lora.lora_A, None, ranges)
-        return torch.add(found, torch.nn.functional.linear(inner, lora.lora_B), alpha=lora.scaling)
+        return torch.add(outputs, torch.nn.functional.linear(inner, lora.lora_B), alpha=lora.scaling)
 
     def _weight(self, module: Any) -> torch.Tensor:
         """Return the matrix with a row for each output."""
@@ -440,8 +440,8 @@ class NarrowedBlock:
         for path in ("self_attn", "mlp"):
             module = block._modules[path] = copied(self._block.get_submodule(path))
             module.forward = self._sum(path, full, free)
-        found: torch.Tensor = self._family.block(block, hidden_BTD, {id(block): context[id(self._block)]})
-        return found
+        output: torch.Tensor = self._family.block(block, hidden_BTD, {id(block): context[id(self._block)]})
+        return output
 
     def _sum(self, path: str, full: Active, free: Active) -> Callable[..., Any]:
         """Make the forward of a module that adds the outputs of forward-only subnets to those of full ones."""
@@ -470,13 +470,13 @@ def _computed(pattern: str) -> tuple[Active, Active]:
 @functools.lru_cache(maxsize=1024)
 def _ranges(matrix: Matrix, subnets: Subnets, active: Active) -> Ranges:
     """Return the outputs, or inputs, of the active subnets, with neighbours joined."""
-    found: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     for subnet in active:
         start, stop = matrix.unit_range(subnets, subnet)
-        if found and found[-1][1] == start:
-            start = found.pop()[0]
-        found.append((start, stop))
-    return tuple(found)
+        if ranges and ranges[-1][1] == start:
+            start = ranges.pop()[0]
+        ranges.append((start, stop))
+    return tuple(ranges)
 
 
 Attend = Callable[[Any, Heads, Any, Drop | None], torch.Tensor]
@@ -498,12 +498,12 @@ def _gpt2(module: Any, heads: Heads, context: Any, drop: Drop | None) -> torch.T
 
 def _layered(module: Any, heads: Heads, context: Any, drop: Drop | None) -> torch.Tensor:
     """Attend as a block of its type: rotary positions and a cap on the scores as the module has them."""
-    own = context.of(module)
+    inputs = context.of(module)
     if getattr(module, "use_rope", True):
-        heads = _turned(heads, own.rotary)
+        heads = _turned(heads, inputs.rotary)
     cap = getattr(module, "attn_logit_softcapping", None)
     choices = {} if cap is None else {"softcap": cap}
-    return _library(module, heads, own.mask, drop, scaling=module.scaling, **choices)
+    return _library(module, heads, inputs.mask, drop, scaling=module.scaling, **choices)
 
 
 def _turned(heads: Heads, rotary: Any) -> Heads:
@@ -528,9 +528,9 @@ def _library(module: Any, heads: Heads, mask: torch.Tensor | None, drop: Drop | 
         return _dropped(heads, mask, drop, **choices)
     else:
         function = ALL_ATTENTION_FUNCTIONS[name]
-    found: torch.Tensor
-    found, scores_BHTT = function(module, *heads, mask, dropout=0.0, **choices)
-    return found if drop is None else _times_values(drop(scores_BHTT), heads[2])
+    attended: torch.Tensor
+    attended, scores_BHTT = function(module, *heads, mask, dropout=0.0, **choices)
+    return attended if drop is None else _times_values(drop(scores_BHTT), heads[2])
 
 
 def _dropped(
@@ -581,12 +581,7 @@ def active_outputs(
     x has any number of leading dimensions; matrix and bias are the whole ones. A torch function mode may give a
     projection, from which the gradient of the matrix is computed then.
     """
-    if weight_OI.requires_grad and has_torch_function((x_NI, weight_OI)):
-        chosen: torch.Tensor = handle_torch_function(active_outputs, (x_NI, weight_OI), x_NI, weight_OI, bias_O, ranges)
-        return chosen
-    factors = rounded(x_NI), rounded(weight_OI), None if bias_O is None else rounded(bias_O)
-    found: torch.Tensor = _ActiveOutputs.apply(*factors, ranges, projection)  # type: ignore[no-untyped-call]
-    return found
+    return _product(active_outputs, _ActiveOutputs, (x_NI, weight_OI, bias_O), ranges, projection)
 
 
 def active_inputs(
@@ -600,12 +595,23 @@ def active_inputs(
 
     Other arguments as for ``active_outputs``; a projection is of the whole input, with zeros outside of the ranges.
     """
-    if weight_OI.requires_grad and has_torch_function((x_Na, weight_OI)):
-        chosen: torch.Tensor = handle_torch_function(active_inputs, (x_Na, weight_OI), x_Na, weight_OI, bias_O, ranges)
-        return chosen
-    factors = rounded(x_Na), rounded(weight_OI), None if bias_O is None else rounded(bias_O)
-    found: torch.Tensor = _ActiveInputs.apply(*factors, ranges, projection)  # type: ignore[no-untyped-call]
-    return found
+    return _product(active_inputs, _ActiveInputs, (x_Na, weight_OI, bias_O), ranges, projection)
+
+
+Factors = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+"""Input, whole matrix and whole bias."""
+
+
+def _product(
+    function: Callable[..., torch.Tensor], kind: Any, factors: Factors, ranges: Ranges, projection: Projection | None
+) -> torch.Tensor:
+    x, weight, bias = factors
+    outputs: torch.Tensor
+    if weight.requires_grad and has_torch_function((x, weight)):
+        outputs = handle_torch_function(function, (x, weight), x, weight, bias, ranges)
+    else:
+        outputs = kind.apply(rounded(x), rounded(weight), None if bias is None else rounded(bias), ranges, projection)
+    return outputs
 
 
 def rounded(tensor: torch.Tensor) -> torch.Tensor:
@@ -616,10 +622,10 @@ def rounded(tensor: torch.Tensor) -> torch.Tensor:
 
 def whole_inputs(x_Na: torch.Tensor, ranges: Ranges, width: int) -> torch.Tensor:
     """Return inputs that stand side by side at their places among ``width`` ones; the others are zeros."""
-    found = x_Na.new_zeros(*x_Na.shape[:-1], width)
+    wide = x_Na.new_zeros(*x_Na.shape[:-1], width)
     for (start, stop), part in _range_parts(x_Na, ranges):
-        found[..., start:stop] = part
-    return found
+        wide[..., start:stop] = part
+    return wide
 
 
 def rebuilt_gradient(sums_OP: torch.Tensor, vector_M: torch.Tensor, width: int) -> torch.Tensor:
@@ -629,14 +635,7 @@ def rebuilt_gradient(sums_OP: torch.Tensor, vector_M: torch.Tensor, width: int) 
 
 class _ActiveOutputs(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        ranges: Ranges,
-        projection: Projection | None,
-    ) -> Any:
+    def forward(ctx: Any, x: Any, weight: Any, bias: Any, ranges: Ranges, projection: Projection | None) -> Any:
         rows, y = _flat(x), x.new_empty(*x.shape[:-1], _width(ranges))  # no view: OLMo clips it in place
         for (start, stop), part in _range_parts(_flat(y), ranges):
             mm_into(part, rows, weight[start:stop].t(), bias=None if bias is None else bias[start:stop])
@@ -667,14 +666,7 @@ class _ActiveOutputs(torch.autograd.Function):
 
 class _ActiveInputs(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        ranges: Ranges,
-        projection: Projection | None,
-    ) -> Any:
+    def forward(ctx: Any, x: Any, weight: Any, bias: Any, ranges: Ranges, projection: Projection | None) -> Any:
         rows, y = _flat(x), x.new_empty(*x.shape[:-1], weight.shape[0])
         for at, ((start, stop), part) in enumerate(_range_parts(rows, ranges)):
             mm_into(_flat(y), part, weight[:, start:stop].t(), bias=bias if at == 0 else None, add=at > 0)

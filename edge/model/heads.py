@@ -17,9 +17,8 @@ N tokens, V words, D model width.
 
 from __future__ import annotations
 
-import abc
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
@@ -62,16 +61,14 @@ def token_loss(
     labels_N: torch.Tensor,
     *,
     chunk: int,
-    ignored: int,
     cap: float = 0.0,
     bias_V: torch.Tensor | None = None,
 ) -> TokenLoss:
     """Sum the cross entropy of ``hidden_ND @ table_VD.T`` over the tokens with a target, chunk by chunk.
 
-    ``chunk`` tokens have logits in memory at once. ``ignored`` is the label of a token without a target. ``cap`` limits
-    the logits' magnitude; 0 = none. ``bias_V`` is added to them.
+    ``chunk`` tokens have logits in memory at once. ``cap`` limits them; 0 = none. ``bias_V`` is added.
     """
-    places = (labels_N != ignored).nonzero().squeeze(-1)
+    places = (labels_N != IGNORED).nonzero().squeeze(-1)
     wants = [
         torch.is_grad_enabled() and tensor is not None and tensor.requires_grad
         for tensor in (hidden_ND, table_VD, bias_V)
@@ -168,30 +165,36 @@ class HeadCounts(NamedTuple):
     predictions: torch.Tensor | None = None
 
 
-class Task(abc.ABC):
-    """Head of one task: construction, loss and counts."""
+class Task(NamedTuple):
+    """Head of one task: construction, loss and counts.
 
-    @abc.abstractmethod
-    def add(self, model: ModelWithHead, labels: Sequence[str]) -> Head:
-        """Add the head to a model and return it; a new one draws from torch's generator."""
+    Attributes:
+        add: (model, labels) -> head, added to the model; a new one draws from torch's generator.
+        num_targets: (batch) -> number of valid targets of a whole batch, the divisor of the summed loss.
+        evaluate: (logits, batch) -> loss and hits of a micro-batch.
+        set_pretrained: (skeleton, head, weights); of a head that is not new; None = it is.
+        in_chunks: (head, last hidden state, batch) -> the same as ``evaluate`` by chunks, or None where logits are
+            small; None = always all logits at once.
+    """
 
-    def connect(self, skeleton: Skeleton, head: Head, weights: SafetensorsFiles) -> None:  # noqa: B027
+    add: Callable[[ModelWithHead, Sequence[str]], Head]
+    num_targets: Callable[[Batch], int]
+    evaluate: Callable[[torch.Tensor, Batch], HeadCounts]
+    set_pretrained: Callable[[Skeleton, Head, SafetensorsFiles], None] | None = None
+    in_chunks: Callable[[Any, torch.Tensor, Batch], HeadCounts | None] | None = None
+
+    def connect(self, skeleton: Skeleton, head: Head, weights: SafetensorsFiles) -> None:
         """Set the pretrained tensors of a head that is not new, after the embedding is real."""
-
-    @abc.abstractmethod
-    def num_targets(self, batch: Batch) -> int:
-        """Number of valid targets of a whole batch, the divisor of the summed loss."""
+        if self.set_pretrained is not None:
+            self.set_pretrained(skeleton, head, weights)
 
     def run(self, head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[str, Any]) -> HeadCounts:
         """Compute loss and hits of a micro-batch; ``more`` are the keyword arguments of ``FamilyForward.finish``.
 
         The logits have no name here, so that they are freed before backward.
         """
-        return self.evaluate(head(last_BTD, **more), batch)
-
-    @abc.abstractmethod
-    def evaluate(self, logits: torch.Tensor, batch: Batch) -> HeadCounts:
-        """Compute loss and hits of a micro-batch from the head's logits."""
+        counts = self.in_chunks(head, last_BTD, batch) if self.in_chunks is not None else None
+        return self.evaluate(head(last_BTD, **more), batch) if counts is None else counts
 
 
 def text_logits(head: Head, last_BTD: torch.Tensor) -> torch.Tensor:
@@ -201,8 +204,8 @@ def text_logits(head: Head, last_BTD: torch.Tensor) -> torch.Tensor:
     """
     logits_BTV, cap = head(last_BTD), head.logit_cap
     capped_BTV = cap * torch.tanh(logits_BTV / cap) if cap else logits_BTV
-    found: torch.Tensor = capped_BTV[0].float().cpu()
-    return require_largest(found)
+    logits: torch.Tensor = capped_BTV[0].float().cpu()
+    return require_largest(logits)
 
 
 def require_largest(logits: torch.Tensor) -> torch.Tensor:
@@ -215,168 +218,151 @@ def require_largest(logits: torch.Tensor) -> torch.Tensor:
     return logits
 
 
-class Classes(Task):
-    """Predicts one class per row of text or image, or the tag of each word at its first token.
+def _of_classes(head_type: str, counted: str = "") -> Task:
+    """Make the task to predict one class per row of text or image, or the tag of each word at its first token.
 
     Args:
         head_type: AdapterHub's name of the head.
         counted: name of the number of targets in the counts; empty where it is the number of rows.
     """
 
-    def __init__(self, head_type: str, counted: str = "") -> None:
-        self._head_type, self._counted = head_type, counted
-
-    def add(self, model: ModelWithHead, labels: Sequence[str]) -> Head:
-        """Add the head."""
-        return model.add_classes(self._head_type, labels)
-
-    def num_targets(self, batch: Batch) -> int:
-        """Number of rows with a label, or words with a tag."""
-        return int((batch.labels != IGNORED).sum())
-
-    def evaluate(self, logits: torch.Tensor, batch: Batch) -> HeadCounts:
-        """Sum the cross entropy over the targets, and count those with the largest logit at the label."""
+    def evaluate(logits: torch.Tensor, batch: Batch) -> HeadCounts:
         logits_NC, labels_N = logits.flatten(0, -2), batch.labels.flatten()  # N rows or tokens, C classes
         loss = nn.functional.cross_entropy(logits_NC, labels_N, ignore_index=IGNORED, reduction="sum")
         predicted = logits.detach().argmax(dim=-1)
-        count, correct = self.num_targets(batch), int((predicted == batch.labels).sum())
-        counted = ((self._counted, float(count)),) if self._counted else ()
-        return HeadCounts(loss, count, (("correct", float(correct)), *counted), predicted)
-
-
-class Regression(Task):
-    """Predicts one number per row of text, or pair of texts."""
-
-    def add(self, model: ModelWithHead, labels: Sequence[str]) -> Head:
-        """Add a classification head with one output, AdapterHub's regression head."""
-        return model.add_classes("classification", (NUMBER,))
-
-    def num_targets(self, batch: Batch) -> int:
-        """Number of rows."""
-        return len(batch.labels)
-
-    def evaluate(self, logits: torch.Tensor, batch: Batch) -> HeadCounts:
-        """Sum the squared and the absolute errors over rows."""
-        said_B = logits.squeeze(-1)  # B rows
-        errors_B = said_B - batch.labels.to(said_B.dtype)
-        absolute = float(errors_B.detach().abs().sum())
+        count, correct = _with_label(batch), int((predicted == batch.labels).sum())
         return HeadCounts(
-            errors_B.square().sum(), self.num_targets(batch), (("absolute_sum", absolute),), said_B.detach()
+            loss, count, (("correct", float(correct)), *(((counted, float(count)),) if counted else ())), predicted
         )
 
+    return Task(lambda model, labels: model.add_classes(head_type, labels), _with_label, evaluate)
 
-class QuestionAnswering(Task):
-    """Predicts the first and last token of an answer in each window; without an answer both are token 0."""
 
-    def add(self, model: ModelWithHead, labels: Sequence[str]) -> Head:
-        """Add a head for spans; its two outputs have AdapterHub's default names."""
-        return model.add_classes("question_answering", ("LABEL_0", "LABEL_1"))
+def _with_label(batch: Batch) -> int:
+    return int((batch.labels != IGNORED).sum())
 
-    def num_targets(self, batch: Batch) -> int:
-        """Number of windows."""
-        return int((batch.labels[:, 0] != IGNORED).sum())
 
-    def evaluate(self, logits: torch.Tensor, batch: Batch) -> HeadCounts:
-        """Sum half the cross entropies of start and end; return the logits, to be scored against the answers' texts.
+def _add_number(model: ModelWithHead, labels: Sequence[str]) -> Head:
+    """Add a classification head with one output, AdapterHub's regression head."""
+    return model.add_classes("classification", (NUMBER,))
 
-        Padding gets no probability, because its amount depends on the neighbours of a row.
-        """
-        losses = [
-            nn.functional.cross_entropy(
-                logits_BT1.squeeze(-1).masked_fill(batch.mask == 0, _NO_SHARE),
-                batch.labels[:, which],
-                ignore_index=IGNORED,
-                reduction="sum",
-            )
-            for which, logits_BT1 in enumerate(torch.split(logits, 1, dim=-1))
-        ]
-        return HeadCounts(
-            loss_sum=(losses[0] + losses[1]) / 2, num_targets=self.num_targets(batch), predictions=logits.detach()
+
+def _errors(logits: torch.Tensor, batch: Batch) -> HeadCounts:
+    """Sum the squared and the absolute errors of one number per row of text, or pair of texts."""
+    said_B = logits.squeeze(-1)  # B rows
+    errors_B = said_B - batch.labels.to(said_B.dtype)
+    absolute = float(errors_B.detach().abs().sum())
+    return HeadCounts(errors_B.square().sum(), len(batch.labels), (("absolute_sum", absolute),), said_B.detach())
+
+
+def _add_span(model: ModelWithHead, labels: Sequence[str]) -> Head:
+    """Add a head for the first and last token of an answer, with AdapterHub's default names of its two outputs."""
+    return model.add_classes("question_answering", ("LABEL_0", "LABEL_1"))
+
+
+def _windows(batch: Batch) -> int:
+    return int((batch.labels[:, 0] != IGNORED).sum())
+
+
+def _spans(logits: torch.Tensor, batch: Batch) -> HeadCounts:
+    """Sum half the cross entropies of start and end; return the logits, to be scored against the answers' texts.
+
+    Without an answer both are token 0. Padding gets no probability, because its amount depends on the neighbours of a
+    row.
+    """
+    losses = [
+        nn.functional.cross_entropy(
+            logits_BT1.squeeze(-1).masked_fill(batch.mask == 0, _NO_SHARE),
+            batch.labels[:, which],
+            ignore_index=IGNORED,
+            reduction="sum",
         )
+        for which, logits_BT1 in enumerate(torch.split(logits, 1, dim=-1))
+    ]
+    return HeadCounts((losses[0] + losses[1]) / 2, _windows(batch), predictions=logits.detach())
 
 
-class CausalLanguageModel(Task):
-    """Predicts the next token with the pretrained decoder, which is frozen unless all parameters train."""
+def _add_decoder(model: ModelWithHead, labels: Sequence[str]) -> Head:
+    """Add the pretrained decoder, without weights until it is connected; it is frozen unless all parameters train."""
+    bias = has_head_bias(family_named(model.config.model_type), model.config.to_dict())
+    with without_weights():
+        return model.add_decoder(bias=bias)
 
-    def add(self, model: ModelWithHead, labels: Sequence[str]) -> Head:
-        """Add the decoder, without weights until ``connect``."""
-        bias = has_head_bias(family_named(model.config.model_type), model.config.to_dict())
-        with without_weights():
-            return model.add_decoder(bias=bias)
 
-    def connect(self, skeleton: Skeleton, head: Head, weights: SafetensorsFiles) -> None:
-        """Use the token table as the decoder's weight, or read the decoder from the files if they are not tied.
+def _connect_decoder(skeleton: Skeleton, head: Head, weights: SafetensorsFiles) -> None:
+    """Use the token table as the decoder's weight, or read the decoder from the files if they are not tied.
 
-        A tied decoder that trains is a parameter of its own on the table's memory, with a gradient of its own.
-        """
-        decoder: Any = head.get_output_embeddings()
-        table = skeleton.model.get_input_embeddings().weight
-        weight, name = table, "of the token table"
-        if not skeleton.model.config.tie_word_embeddings:
-            name = f"{skeleton.layout.head}.weight"
-            stored = weights.find(name, skeleton.layout)
-            if stored is None:
-                raise ModelError(
-                    f"{weights.folder} has no tensor {name}: it was saved without its decoder; fetch the "
-                    "language model, not its base"
-                )
-            if skeleton.full_parameters:
-                weight = weights.read(stored, table.dtype, private=True)
-            else:
-                weight = weights.read_frozen(stored, table.dtype)
-            weight = weight.to(table.device)
-            if weight.shape != table.shape:
-                raise ModelError(
-                    f"{weights.folder}: tensor {name} has shape {list(weight.shape)}, config.json asks for "
-                    f"{list(table.shape)}; fetch the model again"
-                )
-        if first_not_finite({name: weight.detach()}):
+    A tied decoder that trains is a parameter of its own on the table's memory, with a gradient of its own.
+    """
+    decoder: Any = head.get_output_embeddings()
+    table = skeleton.model.get_input_embeddings().weight
+    weight, name = table, "of the token table"
+    if not skeleton.model.config.tie_word_embeddings:
+        name = f"{skeleton.layout.head}.weight"
+        stored = weights.find(name, skeleton.layout)
+        if stored is None:
             raise ModelError(
-                f"{weights.folder}: tensor {name} has numbers that are not finite; the model is damaged: fetch it "
-                "again or give another one"
+                f"{weights.folder} has no tensor {name}: it was saved without its decoder; fetch the "
+                "language model, not its base"
             )
-        shares = weight is table and not skeleton.full_parameters
-        trains = skeleton.full_parameters
-        decoder.weight = weight if shares else nn.Parameter(weight.detach(), requires_grad=trains)
-        decoder.weight.requires_grad_(trains)
-        if decoder.bias is not None:
-            if (stored := weights.find(name := f"{skeleton.layout.head}.bias", skeleton.layout)) is None:
-                raise ModelError(f"{weights.folder} has no tensor {name}; fetch the language model again")
-            bias = weights.read(stored, table.dtype, private=True)
-            decoder.bias = nn.Parameter(bias.to(table.device), requires_grad=trains)
-
-    def num_targets(self, batch: Batch) -> int:
-        """Number of tokens with a token before them in their row."""
-        return int((batch.labels[:, 1:] != IGNORED).sum())
-
-    def run(self, head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[str, Any]) -> HeadCounts:
-        """Compute the loss from all logits at once if they are small, else by chunks.
-
-        Capped logits are always computed by chunks, of half the size, because each needs a second number.
-        """
-        decoder: Any = head.get_output_embeddings()
-        table_VD = decoder.weight  # V vocabulary
-        vocabulary, item_bytes = table_VD.shape[0], last_BTD.element_size()
-        cap = head.logit_cap
-        if not cap and logits_fit(last_BTD.shape[:2].numel(), vocabulary, item_bytes):
-            return super().run(head, last_BTD, batch, more)
-        chunk = max(1, MAX_LOGIT_BYTES // (vocabulary * item_bytes) // (2 if cap else 1))
-        labels_N, hidden_ND = _next_tokens(batch), last_BTD.flatten(0, 1)
-        found = token_loss(hidden_ND, table_VD, labels_N, chunk=chunk, ignored=IGNORED, cap=cap, bias_V=decoder.bias)
-        return self._counts(found.loss_sum, found.num_correct, batch)
-
-    def evaluate(self, logits: torch.Tensor, batch: Batch) -> HeadCounts:
-        """Sum the cross entropy of the next tokens. Labels are shifted, as logits without the last token are a copy."""
-        logits_NV = logits.flatten(0, 1)  # N tokens, V vocabulary
-        labels_N = _next_tokens(batch)
-        loss = nn.functional.cross_entropy(logits_NV, labels_N, ignore_index=IGNORED, reduction="sum")
-        return self._counts(loss, int((logits_NV.detach().argmax(dim=-1) == labels_N).sum()), batch)
-
-    def _counts(self, loss_sum: torch.Tensor, correct: int, batch: Batch) -> HeadCounts:
-        count = self.num_targets(batch)
-        return HeadCounts(
-            loss_sum=loss_sum, num_targets=count, more=(("correct", float(correct)), ("tokens", float(count)))
+        if skeleton.full_parameters:
+            weight = weights.read(stored, table.dtype, private=True)
+        else:
+            weight = weights.read_frozen(stored, table.dtype)
+        weight = weight.to(table.device)
+        if weight.shape != table.shape:
+            raise ModelError(
+                f"{weights.folder}: tensor {name} has shape {list(weight.shape)}, config.json asks for "
+                f"{list(table.shape)}; fetch the model again"
+            )
+    if first_not_finite({name: weight.detach()}):
+        raise ModelError(
+            f"{weights.folder}: tensor {name} has numbers that are not finite; the model is damaged: fetch it "
+            "again or give another one"
         )
+    shares = weight is table and not skeleton.full_parameters
+    trains = skeleton.full_parameters
+    decoder.weight = weight if shares else nn.Parameter(weight.detach(), requires_grad=trains)
+    decoder.weight.requires_grad_(trains)
+    if decoder.bias is not None:
+        if (stored := weights.find(name := f"{skeleton.layout.head}.bias", skeleton.layout)) is None:
+            raise ModelError(f"{weights.folder} has no tensor {name}; fetch the language model again")
+        bias = weights.read(stored, table.dtype, private=True)
+        decoder.bias = nn.Parameter(bias.to(table.device), requires_grad=trains)
+
+
+def _with_token_before(batch: Batch) -> int:
+    return int((batch.labels[:, 1:] != IGNORED).sum())
+
+
+def _by_chunks(head: Any, last_BTD: torch.Tensor, batch: Batch) -> HeadCounts | None:
+    """Compute the loss of the next tokens by chunks, if all logits are large.
+
+    Capped logits are always computed by chunks, of half the size, because each needs a second number.
+    """
+    decoder: Any = head.get_output_embeddings()
+    table_VD = decoder.weight  # V vocabulary
+    vocabulary, item_bytes = table_VD.shape[0], last_BTD.element_size()
+    cap = head.logit_cap
+    if not cap and logits_fit(last_BTD.shape[:2].numel(), vocabulary, item_bytes):
+        return None
+    chunk = max(1, MAX_LOGIT_BYTES // (vocabulary * item_bytes) // (2 if cap else 1))
+    labels_N, hidden_ND = _next_tokens(batch), last_BTD.flatten(0, 1)
+    loss = token_loss(hidden_ND, table_VD, labels_N, chunk=chunk, cap=cap, bias_V=decoder.bias)
+    return _token_counts(loss.loss_sum, loss.num_correct, batch)
+
+
+def _tokens(logits: torch.Tensor, batch: Batch) -> HeadCounts:
+    """Sum the cross entropy of the next tokens. Labels are shifted, as logits without the last token are a copy."""
+    logits_NV = logits.flatten(0, 1)  # N tokens, V vocabulary
+    labels_N = _next_tokens(batch)
+    loss = nn.functional.cross_entropy(logits_NV, labels_N, ignore_index=IGNORED, reduction="sum")
+    return _token_counts(loss, int((logits_NV.detach().argmax(dim=-1) == labels_N).sum()), batch)
+
+
+def _token_counts(loss_sum: torch.Tensor, correct: int, batch: Batch) -> HeadCounts:
+    count = _with_token_before(batch)
+    return HeadCounts(loss_sum, count, (("correct", float(correct)), ("tokens", float(count))))
 
 
 def _next_tokens(batch: Batch) -> torch.Tensor:
@@ -384,14 +370,15 @@ def _next_tokens(batch: Batch) -> torch.Tensor:
     return nn.functional.pad(batch.labels[:, 1:], (0, 1), value=IGNORED).flatten()
 
 
-TASKS: Mapping[str, Task] = {
-    CLASSIFICATION: Classes("classification"),
-    REGRESSION: Regression(),
-    TAGGING: Classes("tagging", "words"),
-    QUESTION_ANSWERING: QuestionAnswering(),
-    CAUSAL_LM: CausalLanguageModel(),
-    CHAT: CausalLanguageModel(),
-    IMAGE_CLASSIFICATION: Classes("image_classification"),
+_LANGUAGE: Final = Task(_add_decoder, _with_token_before, _tokens, _connect_decoder, _by_chunks)
+TASKS: Final[Mapping[str, Task]] = {
+    CLASSIFICATION: _of_classes("classification"),
+    REGRESSION: Task(_add_number, lambda batch: len(batch.labels), _errors),
+    TAGGING: _of_classes("tagging", "words"),
+    QUESTION_ANSWERING: Task(_add_span, _windows, _spans),
+    CAUSAL_LM: _LANGUAGE,
+    CHAT: _LANGUAGE,
+    IMAGE_CLASSIFICATION: _of_classes("image_classification"),
 }
 
 

@@ -52,14 +52,16 @@ class KeyValueCache:
         """
         layers, count = self.of_library.layers, self.num_tokens
         hosted = [index for index in hosted if layers[index].get_seq_length() == count]
-        found = copy.copy(self.of_library)
-        found.layers = [
+        cache = copy.copy(self.of_library)
+        cache.layers = [
             layer
             if index in hosted
-            else next((layers[own] for own in hosted if layers[own].is_sliding is layer.is_sliding), layers[hosted[0]])
+            else next(
+                (layers[other] for other in hosted if layers[other].is_sliding is layer.is_sliding), layers[hosted[0]]
+            )
             for index, layer in enumerate(layers)
         ]
-        return found
+        return cache
 
     @property
     def num_bytes(self) -> int:

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from edge.model.adapters.lora import merge as merge_lora
-from edge.model.auxiliary import FUSED_PARTS, FusedDelta, LinearDelta, alpha_beside, matrix_of, places_by_module
+from edge.model.auxiliary import FUSED_PARTS, merge_deltas, places_by_module
 from edge.model.heads import task_of
 from edge.model.result import load_saved, model_files, model_tensors
 from edge.model.skeleton import ADAPTER, Skeleton, build_skeleton
@@ -100,8 +99,8 @@ def sum_run(run: Path, out: Path) -> None:
     if len(kinds_of(job, tuple(folders))) == 1:
         files = summed_files(list(folders.values()), result_of(job).files, is_own=is_own)
     else:
-        own = [UserAdapter(folder, config_of(job, user)) for user, folder in folders.items()]
-        files = summed_kinds_files(own, is_own=is_own)
+        adapters = [UserAdapter(folder, config_of(job, user)) for user, folder in folders.items()]
+        files = summed_kinds_files(adapters, is_own=is_own)
     for name, content in files.items():
         write_pieces_durably(out / name, content)
 
@@ -131,26 +130,15 @@ def merged_files(job: Job, model: Path, adapter: Path, labels: Sequence[str]) ->
     load_saved(skeleton, job.model.task, adapter, with_head=True)
     merge(skeleton)
     tensors = model_tensors(skeleton, job.model.task, without_blocks=(), with_owner=True)
-    own = {name: value for name, value in tensors.items() if name.startswith("heads.") or f".{ADAPTER}." not in name}
-    return model_files(skeleton, job.model.task, model, own, with_owner=True)
+    kept = {name: value for name, value in tensors.items() if name.startswith("heads.") or f".{ADAPTER}." not in name}
+    return model_files(skeleton, job.model.task, model, kept, with_owner=True)
 
 
 def merge(skeleton: Skeleton) -> None:
-    """Add the adapter of every hosted block to the matrices; modules of auxiliary models stay, unused."""
+    """Add the adapter of every hosted block to the matrices."""
     inputs_first = LAYOUTS[skeleton.layout.model_type].inputs_first
     merge_lora(skeleton.blocks, name=ADAPTER, inputs_first=inputs_first)
-    for matrix in list(skeleton.blocks.modules()):
-        delta = dict(matrix.named_children()).get(ADAPTER)
-        if isinstance(delta, LinearDelta | FusedDelta):
-            _add(matrix, delta, inputs_first=inputs_first, alpha=alpha_beside(matrix))
-
-
-@torch.no_grad()
-def _add(matrix: nn.Module, delta: nn.Module, *, inputs_first: bool, alpha: float) -> None:
-    change = matrix_of(dict(delta.named_parameters()))
-    weight = matrix.get_parameter("weight")
-    changed = torch.add(weight, change.t() if inputs_first else change, alpha=alpha)
-    matrix.register_parameter("weight", nn.Parameter(changed, requires_grad=False))
+    merge_deltas(skeleton.blocks, name=ADAPTER, inputs_first=inputs_first)
 
 
 _DOWN, _UP = "lora_A", "lora_B"
@@ -240,16 +228,16 @@ def _added(tensors: Sequence[torch.Tensor], name: str, rank: int) -> torch.Tenso
 def _grown(path: Path, count: int) -> bytes:
     """Return the description of an adapter with the rank of the sum."""
     try:
-        found: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
+        described: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
         if path.name == ADAPTER_CONFIG_FILE:
-            found["config"] = _with_rank(found["config"], count)
-        elif found.get("library"):
-            found["library"] = {**found["library"], "config": _with_rank(found["library"]["config"], count)}
+            described["config"] = _with_rank(described["config"], count)
+        elif described.get("library"):
+            described["library"] = {**described["library"], "config": _with_rank(described["library"]["config"], count)}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise IntegrityError(
             f"{path} does not describe a LoRA adapter ({error}); copy the run's folder again"
         ) from error
-    return (json.dumps(found, indent=2) + "\n").encode()
+    return (json.dumps(described, indent=2) + "\n").encode()
 
 
 def _with_rank(config: Mapping[str, Any], count: int) -> dict[str, Any]:
@@ -280,28 +268,28 @@ def summed_kinds_files(users: Sequence[UserAdapter], *, is_own: Callable[[int], 
             stem = f"{family.prefix}{family.block_prefix}{block}.{path}"
             for place in places if in_block((auxiliary,), block) else ():
                 name = f"{stem}.{ADAPTER}.{place}.weight" if _is_fused(layout, place) else f"{stem}.{ADAPTER}.weight"
-                by_user = [_changes(*one, stem, block, place, layout) for one in files]
+                by_user = [_changes(*opened, stem, block, place, layout) for opened in files]
                 every = [change for changes in by_user for change in changes]
                 tensors[name] = _sum(every, len(every) if is_own(block) else len(by_user[0]), name)
-    found: dict[str, Pieces] = {
+    result: dict[str, Pieces] = {
         name: FilePieces(folder / name) for name in (HEAD_CONFIG_FILE, HEAD_FILE) if (folder / name).is_file()
     }
     described = describe(
         (auxiliary,), name=ADAPTER, model_type=facts["model_type"], model_name=facts.get("model_name", "")
     )
-    found[ADAPTER_FILE] = write_tensors(tensors, metadata={"format": "pt"})
-    found[AUXILIARY_CONFIG_FILE] = Pieces.of((json.dumps(described, indent=2) + "\n").encode())
-    return found
+    result[ADAPTER_FILE] = write_tensors(tensors, metadata={"format": "pt"})
+    result[AUXILIARY_CONFIG_FILE] = Pieces.of((json.dumps(described, indent=2) + "\n").encode())
+    return result
 
 
 def _facts(folder: Path) -> Mapping[str, Any]:
     path = next((folder / name for name in DESCRIPTIONS if (folder / name).is_file()), folder / DESCRIPTIONS[0])
     try:
-        found: Mapping[str, Any] = parse_json(path.read_text(encoding="utf-8"))
-        _ = FAMILIES[found["model_type"]]
+        facts: Mapping[str, Any] = parse_json(path.read_text(encoding="utf-8"))
+        _ = FAMILIES[facts["model_type"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise IntegrityError(f"{path} does not describe an adapter ({error}); copy the run's folder again") from error
-    return found
+    return facts
 
 
 def _is_fused(layout: BlockLayout, place: str) -> bool:
@@ -349,29 +337,29 @@ def _sum(changes: Sequence[_Change], counted: int, where: str) -> TensorPieces:
     size_bytes = shape[0] * shape[1] * torch.empty(0, dtype=torch_dtype(dtype)).element_size()
 
     def make() -> Iterator[Piece]:
-        found = torch.zeros(shape, dtype=torch.float64)
+        sums = torch.zeros(shape, dtype=torch.float64)
         for change in changes[:counted]:
-            found += change.value()
-        yield from pieces_of(found.to(torch_dtype(dtype))).data
+            sums += change.value()
+        yield from pieces_of(sums.to(torch_dtype(dtype))).data
 
     return TensorPieces(dtype, shape, Pieces(size_bytes, make))
 
 
 def _changes(file: TensorFile, config: str, stem: str, block: int, place: str, layout: BlockLayout) -> list[_Change]:
     """List the changes of a user's adapter at one place of a block."""
-    is_fused, found = _is_fused(layout, place), list[_Change]()
-    own = f"{stem}.{ADAPTER}.{place}.weight" if is_fused else f"{stem}.{ADAPTER}.weight"
+    is_fused, changes = _is_fused(layout, place), list[_Change]()
+    whole = f"{stem}.{ADAPTER}.{place}.weight" if is_fused else f"{stem}.{ADAPTER}.weight"
     for auxiliary in in_block(auxiliary_of(config), block):
-        if place in auxiliary.places and own in file.infos:
-            found.append(_Change(file, own, "", 0, 1, auxiliary.alpha))
+        if place in auxiliary.places and whole in file.infos:
+            changes.append(_Change(file, whole, "", 0, 1, auxiliary.alpha))
     down, up = (f"{stem}.loras.{ADAPTER}.{name}" for name in ("lora_A", "lora_B"))
     if not {down, up} <= file.infos.keys():
-        return found
+        return changes
     for part in parse_adapter_config(config):
         places = [other for other in FUSED_PARTS if other in places_of_part(part)] if is_fused else [place]
         if part.name not in AUXILIARY_KINDS and place in places_of_part(part):
-            found.append(_Change(file, up, down, places.index(place), len(places), lora_scale(part)))
-    return found
+            changes.append(_Change(file, up, down, places.index(place), len(places), lora_scale(part)))
+    return changes
 
 
 if __name__ == "__main__":

@@ -78,12 +78,12 @@ class DiskStateStore(StateStore):
 
     def load_state(self, unit: int, updated: Parameters) -> dict[str, torch.Tensor] | None:
         """Map the state of a unit, with zeros for parameters that have none yet; raises ``IntegrityError``."""
-        wanted = _shapes(self._optimizer, updated)
+        shapes = _shapes(self._optimizer, updated)
         file = self._files.get(unit)
-        if not wanted:
+        if not shapes:
             return {}
-        if file is None or not wanted.keys() <= file.infos.keys():
-            self._extend(unit, wanted)
+        if file is None or not shapes.keys() <= file.infos.keys():
+            self._extend(unit, shapes)
         elif unit in self._mapped:
             return None
         self._mapped.add(unit)
@@ -116,15 +116,15 @@ class DiskStateStore(StateStore):
         """Return the state of a unit, read from its file when iterated; empty if it was never updated."""
         return self._files[unit].pieces() if unit in self._files else {}
 
-    def make_room(self, unit: int, wanted: Mapping[str, TensorInfo]) -> bool:
+    def make_room(self, unit: int, infos: Mapping[str, TensorInfo]) -> bool:
         """Replace the file of a unit by one for ``wanted``."""
         self._mapped.discard(unit)
         self._ahead.discard(unit)
         file = self._files.pop(unit, None)
         if file is not None:
             file.path.unlink(missing_ok=True)
-        if wanted:
-            self._begin(unit, {name: (info.dtype, info.shape) for name, info in wanted.items()})
+        if infos:
+            self._begin(unit, {name: (info.dtype, info.shape) for name, info in infos.items()})
         return True
 
     def fill(self, unit: int, name: str, source: TensorPieces) -> None:
@@ -146,15 +146,15 @@ class DiskStateStore(StateStore):
         shapes = _shapes(self._optimizer, parameters)
         return StateFile(self._path(unit), self._origin(unit), shapes).size_bytes if shapes else 0
 
-    def _extend(self, unit: int, wanted: Shapes) -> None:
+    def _extend(self, unit: int, shapes_needed: Shapes) -> None:
         """Make the file of a unit, or a larger one with the content of the old one."""
         before = self._files.get(unit)
         if before is None:
-            self._begin(unit, wanted)
+            self._begin(unit, shapes_needed)
             return
         kept = before.pieces()
         shapes = {name: (pieces.dtype, pieces.shape) for name, pieces in kept.items()}
-        larger = StateFile(before.path.with_suffix(".larger"), self._origin(unit), {**wanted, **shapes})
+        larger = StateFile(before.path.with_suffix(".larger"), self._origin(unit), {**shapes_needed, **shapes})
         larger.make()
         for name, pieces in kept.items():
             larger.fill(name, pieces)
@@ -305,10 +305,10 @@ class StateFile:
 
     def _check(self, file: io.BufferedIOBase) -> None:
         """Refuse a file with another header or size than this process wrote."""
-        found, size_bytes = file.read(len(self._header)), os.fstat(file.fileno()).st_size
-        if found == self._header and size_bytes == self.size_bytes:
+        header, size_bytes = file.read(len(self._header)), os.fstat(file.fileno()).st_size
+        if header == self._header and size_bytes == self.size_bytes:
             return
-        other = "" if size_bytes != self.size_bytes else _origin(found)
+        other = "" if size_bytes != self.size_bytes else _origin(header)
         what = (
             f"is of {other}"
             if other and other != _in_words(self._of)
@@ -344,9 +344,9 @@ def _origin(header: bytes) -> str:
     """Run and unit in a file's header; empty if it has none."""
     try:
         entry = parse_json(header[8:])["__metadata__"][_METADATA]
-        found = dict(parse_json(entry))
-        found.pop("format")
-        return _in_words(found)
+        values = dict(parse_json(entry))
+        values.pop("format")
+        return _in_words(values)
     except (ValueError, KeyError, TypeError):
         return ""
 

@@ -59,7 +59,7 @@ class StateStore:
         """Return the state of a unit; None if this store keeps none."""
         return None
 
-    def make_room(self, unit: int, wanted: Mapping[str, TensorInfo]) -> bool:
+    def make_room(self, unit: int, infos: Mapping[str, TensorInfo]) -> bool:
         """Make room for the state of a unit, in place of the kept state; False if this store keeps none."""
         return False
 
@@ -84,21 +84,20 @@ class UnitOptimizers:
 
     Args:
         units: unit -> its parameters, by names that are unique over all units.
-        keeper: keeps the state of inactive units; by default in memory.
 
     Attributes:
         name: of the optimizer, as in the job.
         units: the parameters of each unit, by name.
     """
 
-    def __init__(self, train: Train, units: Mapping[int, Parameters], keeper: StateStore | None = None) -> None:
+    def __init__(self, train: Train, units: Mapping[int, Parameters]) -> None:
         self.name = train.optimizer
         self.units: dict[int, Parameters] = {unit: dict(parameters) for unit, parameters in units.items() if parameters}
         self._optimizers = {
             unit: make_optimizer(train, list(parameters.values())) for unit, parameters in self.units.items()
         }
         self._unit_of = {name: unit for unit, parameters in self.units.items() for name in parameters}
-        self._keeper: StateStore = keeper or MemoryStateStore()
+        self._keeper: StateStore = MemoryStateStore()
 
     @property
     def held_bytes(self) -> int:
@@ -106,7 +105,7 @@ class UnitOptimizers:
         return sum(value.nbytes for unit in self.units for value in self._held(unit).values())
 
     def keep_in(self, keeper: StateStore) -> None:
-        """Set the store for inactive units; no unit may have state yet."""
+        """Set the store for inactive units, by default memory; no unit may have state yet."""
         self._keeper = keeper
 
     # ---- training ---------------------------------------------------------------------------------
@@ -158,18 +157,18 @@ class UnitOptimizers:
 
     def tensors(self) -> dict[str, TensorPieces]:
         """Return all state as ``name/key``, read when iterated; a parameter without updates has none."""
-        found: dict[str, TensorPieces] = {}
+        state: dict[str, TensorPieces] = {}
         for unit in self.units:
             kept = self._keeper.tensors(unit)
             if kept is None:
                 kept = {name: pieces_of(value) for name, value in self._held(unit).items()}
-            found |= kept
-        return found
+            state |= kept
+        return state
 
-    def make_room(self, wanted: Mapping[str, TensorInfo]) -> None:
+    def make_room(self, infos: Mapping[str, TensorInfo]) -> None:
         """Make room for exactly the state ``wanted``, as ``name/key``; a tensor of the same dtype and shape stays."""
         for unit in self.units:
-            of_unit = {full: info for full, info in wanted.items() if self._unit_of[full.rpartition("/")[0]] == unit}
+            of_unit = {full: info for full, info in infos.items() if self._unit_of[full.rpartition("/")[0]] == unit}
             if not self._keeper.make_room(unit, of_unit):
                 self._give(unit, self._room_in_memory(unit, of_unit))
             else:
@@ -205,9 +204,9 @@ class UnitOptimizers:
             name, _, key = full.rpartition("/")
             optimizer.state[self.units[unit][name]][key] = value
 
-    def _room_in_memory(self, unit: int, wanted: Mapping[str, TensorInfo]) -> State:
+    def _room_in_memory(self, unit: int, infos: Mapping[str, TensorInfo]) -> State:
         before, room = self._held(unit), {}
-        for full, info in wanted.items():
+        for full, info in infos.items():
             name = full.rpartition("/")[0]
             dtype, old = torch_dtype(info.dtype), before.get(full)
             if old is None or old.dtype != dtype or tuple(old.shape) != info.shape:
@@ -258,9 +257,9 @@ def apply_update(optimizer: torch.optim.Optimizer, learning_rate: float) -> None
 @contextmanager
 def only(optimizer: torch.optim.Optimizer, parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
     """Restrict an optimizer to these parameters inside the context; the others keep state and gradients."""
-    wanted, before = {id(parameter) for parameter in parameters}, [group["params"] for group in optimizer.param_groups]
+    chosen, before = {id(parameter) for parameter in parameters}, [group["params"] for group in optimizer.param_groups]
     for group, known in zip(optimizer.param_groups, before, strict=True):
-        group["params"] = [parameter for parameter in known if id(parameter) in wanted]
+        group["params"] = [parameter for parameter in known if id(parameter) in chosen]
     try:
         yield
     finally:
@@ -316,18 +315,18 @@ class TrainingState:
 
     def tensors(self) -> dict[str, TensorPieces]:
         """Return every tensor by its name in a file; a parameter without updates has no optimizer state."""
-        found = {f"{self.prefixes.value}{name}": pieces_of(value) for name, value in self.values.items()}
+        tensors = {f"{self.prefixes.value}{name}": pieces_of(value) for name, value in self.values.items()}
         if self.optimizers is not None:
-            found |= {f"{self.prefixes.state}{name}": value for name, value in self.optimizers.tensors().items()}
-        return found
+            tensors |= {f"{self.prefixes.state}{name}": value for name, value in self.optimizers.tensors().items()}
+        return tensors
 
     def check(self, file: TensorFile, *, besides: tuple[str, ...] = ()) -> None:
         """Refuse a file with other tensors than ``tensors()``, except ``besides``; raises ``IntegrityError``."""
-        own = {name: info for name, info in file.infos.items() if name not in besides}
-        given, state = _named(own, self.prefixes.value), _named(own, self.prefixes.state)
-        if given.keys() != self.values.keys() or len(given) + len(state) != len(own):
+        infos = {name: info for name, info in file.infos.items() if name not in besides}
+        given, state = _named(infos, self.prefixes.value), _named(infos, self.prefixes.state)
+        if given.keys() != self.values.keys() or len(given) + len(state) != len(infos):
             raise IntegrityError(
-                f"{self.where} has the tensors {sorted(own)[:3]}..., not those of this node's {self.part}"
+                f"{self.where} has the tensors {sorted(infos)[:3]}..., not those of this node's {self.part}"
             )
         for name, info in given.items():
             require_kind(name, info[:2], kind_of(self.values[name]), where=self.where)

@@ -242,8 +242,8 @@ class OwnerParts:
             return dict(self.parameters)
         # a head that trains later in the run travels too
         frozen = {name for name, _ in self.head.named_parameters()} - self.parameters.keys()
-        own = {name: value for name, value in self.head.state_dict().items() if name not in frozen}
-        return {**own, **self.units[EMBEDDING]}
+        state = {name: value for name, value in self.head.state_dict().items() if name not in frozen}
+        return {**state, **self.units[EMBEDDING]}
 
 
 Parameters = dict[str, nn.Parameter]
@@ -258,15 +258,15 @@ def owner_units(skeleton: Skeleton, head: Head) -> dict[int, Parameters]:
     adapters train, those of the head are names inside it, and those of an invertible adapter begin with its path.
     """
     top = head_of(len(skeleton.blocks))
-    own = {name: value for name, value in head.named_parameters() if value.requires_grad}
+    trained = {name: value for name, value in head.named_parameters() if value.requires_grad}
     if not skeleton.full_parameters:
         named = () if skeleton.invertible is None else skeleton.invertible.named_parameters()
-        return {EMBEDDING: {f"{INVERTIBLE}.{ADAPTER}.{name}": value for name, value in named}, top: own}
+        return {EMBEDDING: {f"{INVERTIBLE}.{ADAPTER}.{name}": value for name, value in named}, top: trained}
     units: dict[int, Parameters] = {EMBEDDING: {}, top: {}}
     for path, part in owner_modules(skeleton):
         unit = top if path in skeleton.layout.head_paths else EMBEDDING
         units[unit] |= {f"{path}.{name}": value for name, value in part.named_parameters() if value.requires_grad}
-    units[top] |= _head(skeleton, head, own)
+    units[top] |= _head(skeleton, head, trained)
     return units
 
 
@@ -303,12 +303,12 @@ def head_input(
     return (last_BTD if inverse is None else inverse(last_BTD, rev=True)), more
 
 
-def _head(skeleton: Skeleton, head: Head, own: Mapping[str, nn.Parameter]) -> Parameters:
+def _head(skeleton: Skeleton, head: Head, trained: Mapping[str, nn.Parameter]) -> Parameters:
     """Return the head's parameters without a tied one, by their names in the whole model."""
     tied = [stand_in for _, stand_in in tied_table(skeleton, head)]
     is_decoder = head.get_output_embeddings() is not None
     return {
         f"lm_head.{name.partition('.')[2]}" if is_decoder else f"heads.{HEAD}.{name}": value
-        for name, value in own.items()
+        for name, value in trained.items()
         if not any(value is stand_in for stand_in in tied)
     }

@@ -37,16 +37,19 @@ def convert(source: Path, target: Path) -> None:
     import torch
 
     try:
-        found = torch.load(source, map_location="cpu", weights_only=True)
+        loaded = torch.load(source, map_location="cpu", weights_only=True)
     except Exception as error:  # of a damaged file torch's reader may raise anything
         reason = str(error).splitlines()[0]
         raise InvalidInputError(f"{source.name} has more than tensors, or is damaged ({reason})") from error
-    if not isinstance(found, dict) or not all(isinstance(value, torch.Tensor) for value in found.values()):
+    if not isinstance(loaded, dict) or not all(isinstance(value, torch.Tensor) for value in loaded.values()):
         raise InvalidInputError(f"{source.name} has more than tensors by name")
-    if sum(value.numel() * value.element_size() for value in found.values()) > 2 * source.stat().st_size + _SLACK_BYTES:
+    if (
+        sum(value.numel() * value.element_size() for value in loaded.values())
+        > 2 * source.stat().st_size + _SLACK_BYTES
+    ):
         raise InvalidInputError(f"{source.name} has tensors larger than the file: views of a few numbers")
     with target.open("xb") as file:
-        for piece in write_tensors({str(name): pieces_of(value) for name, value in found.items()}):
+        for piece in write_tensors({str(name): pieces_of(value) for name, value in loaded.items()}):
             file.write(piece)
 
 

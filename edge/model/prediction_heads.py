@@ -93,8 +93,8 @@ class ModelWithHead(nn.Module):
     @property
     def head(self) -> Head:
         """The head; there is none before one is added."""
-        found: Any = self.heads[HEAD]
-        return cast(Head, found)
+        head: Any = self.heads[HEAD]
+        return cast(Head, head)
 
     def form_of(self, head_type: str) -> ArchitectureHead | None:
         """Return the form of a head in a class of transformers; None without one."""
@@ -130,7 +130,7 @@ class ModelWithHead(nn.Module):
 
     def _layers(self, config: dict[str, Any]) -> Iterator[nn.Module]:
         width = self.config.hidden_size
-        dropout = next((found for key in _DROPOUT_KEYS if (found := getattr(self.config, key, None)) is not None), 0.0)
+        dropout = next((rate for key in _DROPOUT_KEYS if (rate := getattr(self.config, key, None)) is not None), 0.0)
         form = self.form_of(config["head_type"])
         drops_input, function = form is None or form.drops_input, nn.Tanh()
         if form is not None and form.activation:

@@ -50,7 +50,7 @@ from edge.model.skeleton import ADAPTER, Skeleton
 from edge.model.tensor_files import SafetensorsFiles, fill, pieces_of, require_finite_values
 from ringtune.errors import IntegrityError
 from ringtune.models.adapter_config import INVERTIBLE
-from ringtune.models.architecture_heads import HEAD_PREFIX, ArchitectureHead, architecture_head
+from ringtune.models.architecture_heads import HEAD_PREFIX, architecture_head
 from ringtune.models.auxiliary_models import describe, is_of_library
 from ringtune.models.folder import (
     CONFIG_FILE,
@@ -92,33 +92,21 @@ def result_files(
 ) -> dict[str, Pieces]:
     """Make this node's part of a run's result: of a whole model where all parameters train, else of an adapter folder.
 
+    Tensors are read when a file is iterated. There is no file without a tensor, and none of a frozen head.
+
     ``skeleton`` has hosted blocks only, except ``without_blocks``. ``with_head``: also the head and the configs;
     with full parameters the embedding too. ``merged`` has merged adapters of hosted blocks, by block and name.
     Raises ``DivergedError`` for a weight of a whole model that is not finite.
     """
-    if not skeleton.full_parameters:
-        return adapter_files(skeleton, without_blocks=without_blocks, with_head=with_head, merged=merged)
-    own = model_tensors(skeleton, task, without_blocks=without_blocks, with_owner=with_head)
-    require_finite_values(own, "the model")
-    return model_files(skeleton, task, folder, own, with_owner=with_head)
-
-
-def adapter_files(
-    skeleton: Skeleton,
-    *,
-    without_blocks: Collection[int],
-    with_head: bool,
-    merged: Mapping[str, torch.Tensor] | None = None,
-) -> dict[str, Pieces]:
-    """Make the files of the trained tensors of hosted blocks, by name; tensors are read when a file is iterated.
-
-    There is no file without a tensor, and none of a frozen head. Arguments as of ``result_files``.
-    """
-    found = saved_tensors(skeleton, without_blocks=without_blocks, with_head=with_head)
+    if skeleton.full_parameters:
+        tensors = model_tensors(skeleton, task, without_blocks=without_blocks, with_owner=with_head)
+        require_finite_values(tensors, "the model")
+        return model_files(skeleton, task, folder, tensors, with_owner=with_head)
+    saved = saved_tensors(skeleton, without_blocks=without_blocks, with_head=with_head)
     if merged:
         prefix = _blocks_prefix(skeleton)
-        found.setdefault(ADAPTER_FILE, {}).update({f"{prefix}{name}": value for name, value in merged.items()})
-    return _with_configs(skeleton, found, with_head=with_head)
+        saved.setdefault(ADAPTER_FILE, {}).update({f"{prefix}{name}": value for name, value in merged.items()})
+    return _with_configs(skeleton, saved, with_head=with_head)
 
 
 def users_files(
@@ -129,14 +117,14 @@ def users_files(
     with_head: bool,
     others: Mapping[str, Skeleton] = MappingProxyType({}),
 ) -> dict[str, Pieces]:
-    """Make the files of a run in which each user has adapters of their own; tensors are read as in ``adapter_files``.
+    """Make the files of a run in which each user has adapters of their own; tensors are read when a file is iterated.
 
     Args:
         skeleton: with hosted blocks only; its modules may have any set, or have been removed.
         sets: user -> tensors of hosted blocks, by block and name; also for users without a tensor here. Other tensors
             of hosted blocks, such as the adapters of private blocks, are in every user's file.
         without_blocks: hosted blocks to leave out.
-        with_head: see ``adapter_files``.
+        with_head: see ``result_files``.
         others: user with another kind of adapters -> the hosted blocks with that kind.
 
     Returns:
@@ -147,9 +135,9 @@ def users_files(
         DivergedError: a weight of a user is not finite.
         PlanError: a user's name is not allowed.
     """
-    own = saved_tensors(skeleton, without_blocks=without_blocks, with_head=with_head)
-    common = own.pop(ADAPTER_FILE, {})
-    files = _with_configs(skeleton, own, with_head=with_head)
+    trained = saved_tensors(skeleton, without_blocks=without_blocks, with_head=with_head)
+    common = trained.pop(ADAPTER_FILE, {})
+    files = _with_configs(skeleton, trained, with_head=with_head)
     of_kind: dict[int, Tensors] = {id(skeleton): common}
     for user, tensors in sets.items():
         require_finite_values(tensors, f"user {user}")
@@ -157,8 +145,8 @@ def users_files(
         if id(kind) not in of_kind:
             saved = saved_tensors(kind, without_blocks=without_blocks, with_head=False)
             of_kind[id(kind)] = saved.get(ADAPTER_FILE, {})
-        if found := _set_by_name(kind, of_kind[id(kind)], tensors, without_blocks):
-            files[of_user(user, ADAPTER_FILE)] = _written(found)
+        if by_name := _set_by_name(kind, of_kind[id(kind)], tensors, without_blocks):
+            files[of_user(user, ADAPTER_FILE)] = _written(by_name)
         if with_head and user in others:
             files |= {of_user(user, name): content for name, content in _descriptions(kind).items()}
     return files
@@ -172,8 +160,8 @@ def _set_by_name(
     for index, block in enumerate(skeleton.blocks):
         names |= {value.data_ptr(): f"{index}.{name}" for name, value in block.named_parameters()}
     unwanted = tuple(f"{block}." for block in without_blocks)
-    found = {name: tensors.get(names.get(value.data_ptr(), ""), value) for name, value in common.items()}
-    return found | {f"{prefix}{name}": value for name, value in tensors.items() if not name.startswith(unwanted)}
+    by_name = {name: tensors.get(names.get(value.data_ptr(), ""), value) for name, value in common.items()}
+    return by_name | {f"{prefix}{name}": value for name, value in tensors.items() if not name.startswith(unwanted)}
 
 
 def _blocks_prefix(skeleton: Skeleton) -> str:
@@ -191,9 +179,9 @@ def _hosted_prefixes(skeleton: Skeleton, *, is_owner: bool) -> tuple[str, ...]:
     return (*hosted, _invertible_prefix(skeleton)) if is_owner else hosted
 
 
-def _with_configs(skeleton: Skeleton, found: Mapping[str, Tensors], *, with_head: bool) -> dict[str, Pieces]:
+def _with_configs(skeleton: Skeleton, tensors_of: Mapping[str, Tensors], *, with_head: bool) -> dict[str, Pieces]:
     """Write these tensors to files, and with the head the configs."""
-    files = {name: _written(tensors) for name, tensors in found.items()}
+    files = {name: _written(tensors) for name, tensors in tensors_of.items()}
     if with_head:
         files |= _descriptions(skeleton)
         if skeleton.layout.plugged and not skeleton.auxiliary and not skeleton.own_weights:
@@ -225,35 +213,30 @@ def _descriptions(skeleton: Skeleton) -> dict[str, Pieces]:
 
 
 def saved_tensors(skeleton: Skeleton, *, without_blocks: Collection[int], with_head: bool) -> dict[str, Tensors]:
-    """Return the tensors of each file, by name; see ``adapter_files``. An invertible adapter is with the head."""
+    """Return the tensors of each file, by name; see ``result_files``. An invertible adapter is with the head."""
     prefix = _blocks_prefix(skeleton)
     unwanted = tuple(f"{prefix}{block}." for block in without_blocks)
     whole = _own_tensors(skeleton) | _adapter(skeleton)
     unwanted += () if with_head else (_invertible_prefix(skeleton),)
-    own = {name: value for name, value in whole.items() if not name.startswith(unwanted)}
-    files = {
-        BLOCKS_FILE if skeleton.own_weights else ADAPTER_FILE: own,
-        HEAD_FILE: _trained_head(skeleton) if with_head else {},
-    }
+    adapter = {name: value for name, value in whole.items() if not name.startswith(unwanted)}
+    files = {BLOCKS_FILE if skeleton.own_weights else ADAPTER_FILE: adapter}
+    if with_head:
+        frozen = {value.data_ptr() for value in skeleton.model.head.parameters() if not value.requires_grad}
+        files[HEAD_FILE] = {name: value for name, value in _head(skeleton)[0].items() if value.data_ptr() not in frozen}
     return {name: tensors for name, tensors in files.items() if tensors}
 
 
 def _own_tensors(skeleton: Skeleton) -> Tensors:
     """Return the trained tensors of hosted blocks by name: of auxiliary models, or of own weights."""
-    prefix, found = _blocks_prefix(skeleton), Tensors()
+    prefix, tensors = _blocks_prefix(skeleton), Tensors()
     for index, block in enumerate(skeleton.blocks):
-        own = dict(block.named_parameters())
+        parameters = dict(block.named_parameters())
         if skeleton.auxiliary:
             names = [f"{path}.{name}" for path, delta in deltas_of(block) for name, _ in delta.named_parameters()]
         else:
-            names = [name for name in skeleton.own_weights if name in own]
-        found |= {f"{prefix}{index}.{name}": own[name].detach() for name in names}
-    return found
-
-
-def _trained_head(skeleton: Skeleton) -> Tensors:
-    frozen = {value.data_ptr() for value in skeleton.model.head.parameters() if not value.requires_grad}
-    return {name: value for name, value in _head(skeleton)[0].items() if value.data_ptr() not in frozen}
+            names = [name for name in skeleton.own_weights if name in parameters]
+        tensors |= {f"{prefix}{index}.{name}": parameters[name].detach() for name in names}
+    return tensors
 
 
 def _adapter(skeleton: Skeleton) -> Tensors:
@@ -264,24 +247,18 @@ def _adapter(skeleton: Skeleton) -> Tensors:
 
 
 def _head(skeleton: Skeleton) -> tuple[Tensors, bytes]:
+    """Return tensors and ``head_config.json`` of the head; of a plugged-in model by the names of its architecture."""
     tensors = {HEAD_PREFIX + name: value for name, value in skeleton.model.head.state_dict().items()}
+    config = head_config(skeleton.model)
     form = skeleton.model.form_of(skeleton.model.head.config["head_type"]) if skeleton.layout.plugged else None
-    found = tensors, head_config(skeleton.model)
-    return found if form is None else as_static(*found, form)
-
-
-def as_static(
-    tensors: Mapping[str, torch.Tensor], config: bytes, form: ArchitectureHead
-) -> tuple[dict[str, torch.Tensor], bytes]:
-    """Convert the tensors and ``head_config.json`` of AdapterHub's head to its architecture's names."""
+    if form is None:
+        return tensors, config
     described = json.loads(config)
-    own = described.pop("config") or {}
+    options = described.pop("config") or {}
     described |= {"config": None, "name": None, "model_class": form.architecture}
-    described |= {name: own[name] for name in ("label2id", "num_labels") if name in own}
-    return (
-        {form.named(name): value for name, value in tensors.items()},
-        json.dumps(described, indent=2, sort_keys=True).encode(),
-    )
+    described |= {name: options[name] for name in ("label2id", "num_labels") if name in options}
+    named = {form.named(name): value for name, value in tensors.items()}
+    return named, json.dumps(described, indent=2, sort_keys=True).encode()
 
 
 _LOCAL_KEYS: Final = ("_name_or_path", "name_or_path", "special_tokens_map_file", "tokenizer_file", "auto_map")
@@ -291,16 +268,16 @@ _REPLACED_KEYS: Final = (
 
 
 def model_files(
-    skeleton: Skeleton, task: str, folder: Path, own: Mapping[str, torch.Tensor], *, with_owner: bool
+    skeleton: Skeleton, task: str, folder: Path, trained: Mapping[str, torch.Tensor], *, with_owner: bool
 ) -> dict[str, Pieces]:
     """Make this node's part of the trained model's folder, by file name; tensors are read when a file is iterated.
 
-    ``own`` is of ``model_tensors``. With ``with_owner`` also untrained tensors, the config and the tokenizer's files.
+    ``trained`` is of ``model_tensors``. With ``with_owner`` also untrained tensors, config and tokenizer.
     """
-    tensors = {name: pieces_of(value) for name, value in own.items()}
+    tensors = {name: pieces_of(value) for name, value in trained.items()}
     files = description_files(skeleton, task, folder) if with_owner else {}
     if with_owner:
-        tensors |= untouched_tensors(skeleton, folder, without=own)
+        tensors |= untouched_tensors(skeleton, folder, without=trained)
     return files | ({WEIGHTS_FILE: write_tensors(tensors, metadata={"format": "pt"})} if tensors else {})
 
 
@@ -310,17 +287,17 @@ def model_tensors(skeleton: Skeleton, task: str, *, without_blocks: Collection[i
     With ``with_owner`` also the embedding, the modules after the last block, and the head.
     """
     prefix = f"{skeleton.model.base_model_prefix}."
-    found: Tensors = {}
+    tensors: Tensors = {}
     for index, block in enumerate(skeleton.blocks):
         if index not in without_blocks:
             where = f"{prefix}{skeleton.layout.blocks_path}.{index}."
-            found |= {where + name: value for name, value in block.state_dict().items()}
+            tensors |= {where + name: value for name, value in block.state_dict().items()}
     if with_owner:
-        own = tuple(f"{path}." for path in skeleton.layout.owner_paths)
-        around = (entry for entry in skeleton.base.named_parameters() if entry[0].startswith(own))
-        found |= {prefix + name: value.detach() for name, value in around}
-        found |= _head_tensors(skeleton, task)
-    return found
+        paths = tuple(f"{path}." for path in skeleton.layout.owner_paths)
+        around = (entry for entry in skeleton.base.named_parameters() if entry[0].startswith(paths))
+        tensors |= {prefix + name: value.detach() for name, value in around}
+        tensors |= _head_tensors(skeleton, task)
+    return tensors
 
 
 def _head_tensors(skeleton: Skeleton, task: str) -> Tensors:
@@ -330,17 +307,17 @@ def _head_tensors(skeleton: Skeleton, task: str) -> Tensors:
     decoder = head.get_output_embeddings()
     if decoder is not None:
         tied = decoder.weight.data_ptr() == skeleton.model.get_input_embeddings().weight.data_ptr()
-        own = skeleton.layout.head
+        path = skeleton.layout.head
         return {
-            f"{own}.{name}": value.detach()
+            f"{path}.{name}": value.detach()
             for name, value in decoder.named_parameters()
             if not (tied and name == "weight")
         }
-    found: Tensors = {}
+    tensors: Tensors = {}
     for name, value in head.named_parameters():
         layer, _, rest = name.partition(".")
-        found[f"{form.layers[layer]}.{rest}" if form else HEAD_PREFIX + name] = value.detach()
-    return found
+        tensors[f"{form.layers[layer]}.{rest}" if form else HEAD_PREFIX + name] = value.detach()
+    return tensors
 
 
 def untouched_tensors(skeleton: Skeleton, folder: Path, *, without: Collection[str]) -> dict[str, TensorPieces]:
@@ -351,13 +328,13 @@ def untouched_tensors(skeleton: Skeleton, folder: Path, *, without: Collection[s
     layout, base = skeleton.layout, skeleton.base
     hosted = tuple(f"{path}." for path in (layout.blocks_path, *layout.owner_paths))
     children = tuple(f"{name}." for name, _ in base.named_children())
-    found: dict[str, TensorPieces] = {}
+    untouched: dict[str, TensorPieces] = {}
     for stored_name, stored in read_headers(folder).items():
         inside = base_name(stored_name, layout)
         name = f"{skeleton.model.base_model_prefix}.{inside}"
         if inside.startswith(children) and not inside.startswith(hosted) and name not in without:
-            found[name] = _as_stored(folder, stored_name, stored)
-    return found
+            untouched[name] = _as_stored(folder, stored_name, stored)
+    return untouched
 
 
 def _as_stored(folder: Path, name: str, stored: StoredTensor) -> TensorPieces:
@@ -421,13 +398,13 @@ def load_saved(skeleton: Skeleton, task: str, folder: Path, *, with_head: bool) 
     old folder is not read. Raises ``IntegrityError`` for a damaged file, or other tensors than those of this model.
     """
     if skeleton.full_parameters:
-        wanted = model_tensors(skeleton, task, without_blocks=(), with_owner=with_head)
-        _load(folder / WEIGHTS_FILE, wanted, lambda name: name in wanted)  # a model may have others, such as a pooler
+        targets = model_tensors(skeleton, task, without_blocks=(), with_owner=with_head)
+        _load(folder / WEIGHTS_FILE, targets, lambda name: name in targets)  # a model may have others, such as a pooler
         return
     anywhere = (_blocks_prefix(skeleton), _invertible_prefix(skeleton))
     hosted = _hosted_prefixes(skeleton, is_owner=with_head)
-    own = saved_tensors(skeleton, without_blocks=(), with_head=with_head)
-    for name, targets in sorted(own.items()):
+    saved = saved_tensors(skeleton, without_blocks=(), with_head=with_head)
+    for name, targets in sorted(saved.items()):
         elsewhere = () if name == HEAD_FILE else anywhere
         _load(folder / name, targets, lambda name: name.startswith(hosted) or not name.startswith(elsewhere))  # noqa: B023
 
@@ -442,10 +419,10 @@ def load_initial(skeleton: Skeleton, path: Path, *, head_of: tuple[str, Sequence
     hosted = _hosted_prefixes(skeleton, is_owner=head_of is not None)
     file = TensorFile(FilePieces(path), where="adapter.from")
     with_head = head_of is not None and not head_problem(file.metadata, *head_of)
-    own = saved_tensors(skeleton, without_blocks=(), with_head=head_of is not None)
+    saved = saved_tensors(skeleton, without_blocks=(), with_head=head_of is not None)
     heads = {name for name in file.infos if not name.startswith(anywhere)}
     names = {name for name in file.infos if name.startswith(hosted)} | (heads if with_head else set())
-    targets = own.get(ADAPTER_FILE, {}) | (own.get(HEAD_FILE, {}) if with_head else {})
+    targets = saved.get(ADAPTER_FILE, {}) | (saved.get(HEAD_FILE, {}) if with_head else {})
     _check_names("adapter.from", names, targets)
     _fill_all("adapter.from", file, targets)
     for name in sorted(targets):

@@ -87,8 +87,8 @@ class Skeleton(NamedTuple):
     @property
     def invertible(self) -> nn.Module | None:
         """The invertible adapter; None without one, and at a node without the embedding."""
-        found = getattr(self.base, INVERTIBLE, None)
-        return found[ADAPTER] if isinstance(found, nn.ModuleDict) and ADAPTER in found else None
+        holder = getattr(self.base, INVERTIBLE, None)
+        return holder[ADAPTER] if isinstance(holder, nn.ModuleDict) and ADAPTER in holder else None
 
 
 def build_skeleton(folder: Path, job: Job) -> Skeleton:
@@ -136,8 +136,8 @@ def library_config_of(values: Mapping[str, Any]) -> Any:
     """Make transformers' configuration object of ``read_config`` alone, without other keys of the file."""
     from transformers import CONFIG_MAPPING
 
-    since, own = family_named(values["model_type"]).since, {key: copy.deepcopy(value) for key, value in values.items()}
-    del own["model_type"]
+    since, keys = family_named(values["model_type"]).since, {key: copy.deepcopy(value) for key, value in values.items()}
+    del keys["model_type"]
     is_known = values["model_type"] in CONFIG_MAPPING
     if not is_known or int(version("transformers").partition(".")[0]) < since:
         does = "trains another model than it predicts with for" if is_known else "has no"
@@ -146,7 +146,7 @@ def library_config_of(values: Mapping[str, Any]) -> Any:
             f"install version {since} or later: pip install 'transformers>={since}'"
         )
     try:
-        return _with_one_base(CONFIG_MAPPING[values["model_type"]](**own), own)
+        return _with_one_base(CONFIG_MAPPING[values["model_type"]](**keys), keys)
     except ImportError:
         raise
     except Exception as error:
@@ -155,14 +155,14 @@ def library_config_of(values: Mapping[str, Any]) -> Any:
         ) from error
 
 
-def _with_one_base(config: Any, own: Mapping[str, Any]) -> Any:
+def _with_one_base(config: Any, values: Mapping[str, Any]) -> Any:
     """Use the base of rotary positions in blocks with a window too, where a config of transformers 4 names no other.
 
     Transformers 5 takes its default for them; of the decoders that have both kinds only Gemma 3 names two bases.
     """
     windowed = (getattr(config, "rope_parameters", None) or {}).get("sliding_attention")
-    if windowed and own.get("rope_theta") is not None and "rope_local_base_freq" not in own:
-        windowed["rope_theta"] = own["rope_theta"]
+    if windowed and values.get("rope_theta") is not None and "rope_local_base_freq" not in values:
+        windowed["rope_theta"] = values["rope_theta"]
     return config
 
 
@@ -244,8 +244,8 @@ def owner_modules(skeleton: Skeleton) -> Iterator[tuple[str, nn.Module]]:
 
 def base_modules(skeleton: Skeleton, paths: Iterable[str]) -> Iterator[tuple[str, nn.Module]]:
     """Yield path and module of each of these parts of the base model that this model has."""
-    found = dict(skeleton.base.named_modules())
-    return ((path, found[path]) for path in paths if path in found)
+    modules = dict(skeleton.base.named_modules())
+    return ((path, modules[path]) for path in paths if path in modules)
 
 
 def no_initial_values() -> contextlib.AbstractContextManager[None]:
@@ -254,8 +254,8 @@ def no_initial_values() -> contextlib.AbstractContextManager[None]:
         from transformers.initialization import no_init_weights
     except ImportError:
         from transformers.modeling_utils import no_init_weights
-    found: contextlib.AbstractContextManager[None] = no_init_weights()
-    return found
+    context: contextlib.AbstractContextManager[None] = no_init_weights()
+    return context
 
 
 @contextlib.contextmanager

@@ -151,15 +151,15 @@ def _is_unread(parameter: torch.Tensor) -> bool:
 
 def module_bytes(*modules: nn.Module) -> int:
     """Bytes of all distinct real parameters and buffers."""
-    found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     for module in modules:
         for tensor in (*module.parameters(), *module.buffers()):
             if isinstance(tensor, FrozenMatrix):
-                found[tensor.data_ptr()] = tensor.held.numbers.held_bytes
+                sizes[tensor.data_ptr()] = tensor.held.numbers.held_bytes
                 continue
             storage = tensor.untyped_storage()
-            found[storage.data_ptr()] = min(storage.nbytes(), tensor.numel() * tensor.element_size())
-    return sum(found.values())
+            sizes[storage.data_ptr()] = min(storage.nbytes(), tensor.numel() * tensor.element_size())
+    return sum(sizes.values())
 
 
 class BlockRunner:
@@ -195,11 +195,11 @@ class BlockRunner:
     def train_only(self, start: int, stop: int, units: Units) -> None:
         """Let only these units among the hosted blocks ``[start, stop)`` collect gradients in later forwards."""
         for index in range(start, stop):
-            wanted = index in units
-            if wanted is (index in self._resting):
+            trains = index in units
+            if trains is (index in self._resting):
                 for parameter in self.parameters(index, index + 1).values():
-                    parameter.requires_grad_(wanted)
-                (self._resting.discard if wanted else self._resting.add)(index)
+                    parameter.requires_grad_(trains)
+                (self._resting.discard if trains else self._resting.add)(index)
 
     def context(self, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, cache: KeyValueCache | None = None) -> Any:
         """Build the other inputs of all blocks, once per micro-batch.
@@ -238,17 +238,17 @@ class BlockRunner:
                     whole = functools.partial(self._whole, index, context)
                     with products(hidden_BTD.device, is_rounded=self._is_rounded):
                         if pattern := given.get(index, ""):
-                            found = self._head_groups.run(index, hidden_BTD, context, pattern, whole)
+                            output = self._head_groups.run(index, hidden_BTD, context, pattern, whole)
                         else:
-                            found = whole(hidden_BTD)
-                    hidden_BTD = found.to(hidden_BTD.dtype)
+                            output = whole(hidden_BTD)
+                    hidden_BTD = output.to(hidden_BTD.dtype)
         return hidden_BTD
 
     def _whole(self, index: int, context: Any, hidden_BTD: torch.Tensor) -> torch.Tensor:
-        block = self.skeleton.blocks[index]
-        if self._top_tokens and index == len(self.skeleton.blocks) - 1:
-            return self.skeleton.family.first_tokens(block, hidden_BTD, context, self._top_tokens)
-        return self.skeleton.family.block(block, hidden_BTD, context)
+        block, family = self.skeleton.blocks[index], self.skeleton.family
+        if self._top_tokens and family.first_tokens and index == len(self.skeleton.blocks) - 1:
+            return family.first_tokens(block, hidden_BTD, context, self._top_tokens)
+        return family.block(block, hidden_BTD, context)
 
 
 def products(device: torch.device, *, is_rounded: bool) -> torch.autocast:

@@ -90,20 +90,20 @@ class SafetensorsFiles:
         if stored.is_coded:
             return self._read_converted(name, torch.float32 if dtype is None else dtype)
         kind = _kind_of(name, stored)
-        wanted = dtype if dtype is not None and kind.is_floating_point else kind
-        is_mapped = wanted is kind and not private
+        target = dtype if dtype is not None and kind.is_floating_point else kind
+        is_mapped = target is kind and not private
         if is_mapped:
-            found = _mapped(stored).view(kind).view(stored.shape)
+            tensor = _mapped(stored).view(kind).view(stored.shape)
         else:
-            found = _read_in_place(stored, kind) if wanted is kind else self._read_converted(name, wanted)
-        is_checked = whole or not is_mapped or found.dim() <= 1
-        if is_checked and wanted.is_floating_point and first_not_finite({name: found}):
-            as_text = str(wanted).removeprefix("torch.")
+            tensor = _read_in_place(stored, kind) if target is kind else self._read_converted(name, target)
+        is_checked = whole or not is_mapped or tensor.dim() <= 1
+        if is_checked and target.is_floating_point and first_not_finite({name: tensor}):
+            as_text = str(target).removeprefix("torch.")
             raise ModelError(
                 f"{stored.path}: tensor {name} has numbers that are not finite in {as_text}: the model is damaged, or "
                 "was saved in the midst of a training that diverged; fetch it again or give another one"
             )
-        return found
+        return tensor
 
     def read_frozen(
         self,
@@ -186,7 +186,7 @@ class SafetensorsFiles:
             ordered = rows if rows > 1 else stored.shape[0]
             flat = flat.view(ordered, -1)[in_order(kind.heads, ordered)]
         width = stored.shape[-1]
-        found = GgufBlocks(
+        blocks = GgufBlocks(
             kind=kind.name,
             packed=flat.view(rows, -1),
             width=width,
@@ -194,11 +194,11 @@ class SafetensorsFiles:
             columns=(0, width),
             is_added=kind.is_added,
         )
-        if whole and not found.is_finite():
+        if whole and not blocks.is_finite():
             raise ModelError(
                 f"{stored.path}: tensor {name} has numbers that are not finite: the model is damaged; fetch it again"
             )
-        return found
+        return blocks
 
     def is_four_bit(self, name: str) -> bool:
         """Whether the files have a matrix in 4 bits."""
@@ -466,8 +466,8 @@ def digest_of(tensors: Mapping[str, torch.Tensor]) -> str:
 
 def require_finite_grads(parameters: Mapping[str, torch.nn.Parameter], unit: str) -> None:
     """Refuse gradients of a unit, such as ``block 2``, that are not finite; raises ``DivergedError`` with the first."""
-    found = ((name, value.grad) for name, value in parameters.items() if value.grad is not None)
-    if name := first_not_finite({name: grad._values() if grad.is_sparse else grad for name, grad in found}):
+    grads = ((name, value.grad) for name, value in parameters.items() if value.grad is not None)
+    if name := first_not_finite({name: grad._values() if grad.is_sparse else grad for name, grad in grads}):
         raise DivergedError(f"the gradient of {unit} is not finite, first that of {name}")
 
 

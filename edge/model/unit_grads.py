@@ -120,11 +120,11 @@ def read_grads(data: Pieces, parameters: Parameters, *, where: str) -> dict[str,
     """
     file = TensorFile(data, where=where)
     expected = _expected(file.infos, parameters, where)
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for name in file.infos:  # in the order of the data, so that the memory of each can be freed
-        found[name] = _read(file, name, expected[name], where)
+        tensors[name] = _read(file, name, expected[name], where)
         file.release_pages(name)
-    return {name: _grad(found, name, parameter, where) for name, parameter in parameters.items()}
+    return {name: _grad(tensors, name, parameter, where) for name, parameter in parameters.items()}
 
 
 def _add_tied(tied: Tied) -> None:
@@ -132,27 +132,27 @@ def _add_tied(tied: Tied) -> None:
     for value, stand_in in tied:
         if stand_in.grad is None:
             continue
-        own, value.grad, stand_in.grad = value.grad, stand_in.grad, None
-        if own is not None:
-            value.grad.add_(own.coalesce() if own.is_sparse else own)
+        gradient, value.grad, stand_in.grad = value.grad, stand_in.grad, None
+        if gradient is not None:
+            value.grad.add_(gradient.coalesce() if gradient.is_sparse else gradient)
 
 
 def _expected(infos: Mapping[str, TensorInfo], parameters: Parameters, where: str) -> dict[str, TensorSpec]:
     """Return the required dtype and shape of each tensor of a file."""
-    wanted: dict[str, TensorSpec] = {}
+    specs: dict[str, TensorSpec] = {}
     for name, parameter in parameters.items():
         whole, rows, values = names = [f"{prefix}{name}" for prefix in (_WHOLE, _ROWS, _VALUES)]
         given = {full for full in names if full in infos}
         if given not in (set(), {whole}, {rows, values}):
             raise IntegrityError(f"{where} has the gradient of {name} twice, or rows without values")
-        wanted[whole] = TensorSpec(parameter.dtype, tuple(parameter.shape), parameter.device)
+        specs[whole] = TensorSpec(parameter.dtype, tuple(parameter.shape), parameter.device)
         if rows in given:
             count = infos[rows].shape[:1]
-            wanted[rows] = TensorSpec(torch.int64, count, parameter.device)
-            wanted[values] = TensorSpec(parameter.dtype, (*count, *parameter.shape[1:]), parameter.device)
-    if unknown := sorted(infos.keys() - wanted.keys()):
+            specs[rows] = TensorSpec(torch.int64, count, parameter.device)
+            specs[values] = TensorSpec(parameter.dtype, (*count, *parameter.shape[1:]), parameter.device)
+    if unknown := sorted(infos.keys() - specs.keys()):
         raise IntegrityError(f"{where} has the tensors {unknown[:3]}..., not those of its unit")
-    return wanted
+    return specs
 
 
 def _read(file: TensorFile, name: str, like: TensorSpec, where: str) -> torch.Tensor:
@@ -162,13 +162,13 @@ def _read(file: TensorFile, name: str, like: TensorSpec, where: str) -> torch.Te
     return read_tensor(file.tensor(name), like.device)
 
 
-def _grad(found: Mapping[str, torch.Tensor], name: str, parameter: nn.Parameter, where: str) -> torch.Tensor | None:
+def _grad(tensors: Mapping[str, torch.Tensor], name: str, parameter: nn.Parameter, where: str) -> torch.Tensor | None:
     """Return the gradient of one parameter; None if there is none."""
-    rows = found.get(f"{_ROWS}{name}")
+    rows = tensors.get(f"{_ROWS}{name}")
     if rows is None:
-        return found.get(f"{_WHOLE}{name}")
+        return tensors.get(f"{_WHOLE}{name}")
     if len(rows) and (int(rows[0]) < 0 or int(rows[-1]) >= parameter.shape[0] or bool((rows.diff() <= 0).any())):
         raise IntegrityError(f"{where} has rows of {name} that are not ascending within {parameter.shape[0]}")
     return torch.sparse_coo_tensor(
-        rows.unsqueeze(0), found[f"{_VALUES}{name}"], size=parameter.shape, is_coalesced=True, check_invariants=False
+        rows.unsqueeze(0), tensors[f"{_VALUES}{name}"], size=parameter.shape, is_coalesced=True, check_invariants=False
     )

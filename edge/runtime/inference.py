@@ -403,7 +403,7 @@ class Tags(Predictor):
     def predict(self, inputs: Sequence[tuple[str, ...]], first: int) -> list[Row]:
         """Name the tag of each word."""
         rows = [self._source.encode(words) for words in inputs]
-        self.cut_rows += sum(len(row.words) < row.num_words for row in rows)
+        self.cut_rows += sum(row.num_cut > 0 for row in rows)
         batch = self._source.made(rows, [("",) * len(words) for words in inputs]).batch(range(len(rows)), {"": 0})
         found_BT = self._model.predict(batch).argmax(dim=-1)
         said: list[Row] = []
@@ -427,7 +427,7 @@ class Answers(Predictor):
         answers: dict[int, Row] = {}
         for start in range(0, len(examples), self._WINDOWS):
             batch = examples.batch(range(start, min(start + self._WINDOWS, len(examples))), {})
-            for answer in examples.close(batch, self._model.predict(batch), first):
+            for answer in examples.scores.close(batch, self._model.predict(batch), first):
                 begins, ends = answer.place
                 score = round(answer.best[0], 4)
                 answers[answer.question] = {"predicted": answer.text, "score": score, "start": begins, "stop": ends}

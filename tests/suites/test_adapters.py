@@ -12,7 +12,7 @@ import pytest
 from adapters import AdapterConfig
 from adapters.configuration import ADAPTER_CONFIG_MAP
 
-from edge.model.families import CLASSES
+from edge.model.families import FORWARDS
 from edge.model.skeleton import build_skeleton
 from ringtune.errors import JobError
 from ringtune.models.adapter_config import INVERTIBLE, parse_adapter_config
@@ -23,7 +23,7 @@ from tests.support.tiny_families import MODEL_TYPES, base_model
 
 def test_families_that_are_described_can_be_run_and_are_tested() -> None:
     """Three lists that have to name the same families."""
-    assert set(MODEL_TYPES) == set(CLASSES) == set(DESCRIBED)
+    assert set(MODEL_TYPES) == set(FORWARDS) == set(DESCRIBED)
 
 
 @pytest.mark.parametrize(("model_type", "config"), [("gpt2", "dora"), ("gpt2", "mtl_lora")])

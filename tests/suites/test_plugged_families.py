@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from edge.model.skeleton import build_skeleton
-from ringtune.errors import JobError, ModelError
+from ringtune.errors import JobError
 from ringtune.models.folder import read_config
 from tests.features.feature import Feature, carry_out, run_of
 from tests.features.models import of_family, write_result
@@ -126,39 +126,3 @@ def test_adapters_that_the_interface_has_not_are_refused(tmp_path: Path, adapter
     write_family(tmp_path / "model", "qwen3", num_blocks=2)
     with pytest.raises(JobError, match=word):
         build_skeleton(tmp_path / "model", case.job)
-
-
-@pytest.mark.parametrize(
-    ("model_type", "values", "message"),
-    [
-        ("qwen2", {"layer_types": ["full_attention"]}, "layer_types has to name 4 layers"),
-        ("qwen2", {"layer_types": ["chunked_attention"] * 4}, "layer_types has to name 4 layers"),
-        (
-            "qwen2",
-            {"layer_types": ["sliding_attention"] * 4, "use_sliding_window": False},
-            "there is no sliding_window",
-        ),
-        ("qwen2", {"layer_types": "full_attention"}, "layer_types has to be list"),
-        ("qwen3", {"num_key_value_heads": 3}, "4 heads can't share 3"),
-        ("qwen3", {"rope_scaling": {"rope_type": "dynamic"}}, "rope_scaling of type 'dynamic'"),
-        ("gemma", {"rope_scaling": {"type": "linear", "factor": 2}}, "rope_scaling is refused"),
-        ("gemma", {"pad_token_id": -1}, "pad_token_id"),
-        ("gemma2", {"sliding_window": None}, "sliding_window can't be null"),
-        ("gemma2", {"final_logit_softcapping": 0.0}, "final_logit_softcapping"),
-        ("gemma3_text", {"use_bidirectional_attention": True}, "attend backwards only"),
-        ("gemma3_text", {"sliding_window_pattern": 0}, "sliding_window_pattern"),
-        ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers has to have 4 values"),
-        ("smollm3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval"),
-        ("smollm3", {"pad_token_id": 128004}, "is no row of a table"),
-        ("qwen3", {"auto_map": {"AutoModel": "code.Model"}}, "names code to run"),
-    ],
-)
-def test_config_of_a_plugged_family_is_not_trusted(
-    tmp_path: Path, model_type: str, values: dict[str, Any], message: str
-) -> None:
-    """What does not fit together, or would make the library fail later, is refused with the key."""
-    config = {"model_type": model_type, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 300}
-    config |= {"num_key_value_heads": 2, "pad_token_id": 0}
-    (tmp_path / "config.json").write_text(json.dumps({**config, **values}))
-    with pytest.raises(ModelError, match=re.escape(message)):
-        read_config(tmp_path)

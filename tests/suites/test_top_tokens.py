@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from edge.model.families import family_of
+from edge.model import skeleton
+from edge.model.families import FamilyForward, family_of
 from ringtune.models.adapter_support import may_trim
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import CLASSIFICATION
@@ -29,16 +30,18 @@ ENCODERS = ("bert", "roberta", "xlm-roberta", "electra", "distilbert")
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Tokens that entered the block, of each time that only some were asked for."""
     found: list[int] = []
-    for family in {type(family_of(name)) for name in ENCODERS}:
-        if "first_tokens" not in vars(family):
-            continue
-        original = family.first_tokens
 
-        def spy(self: Any, block: Any, hidden: Any, context: Any, count: int, original: Any = original) -> Any:
+    def spied(model_type: str) -> FamilyForward:
+        forward = family_of(model_type)
+
+        def spy(block: Any, hidden: torch.Tensor, context: Any, count: int) -> torch.Tensor:
             found.append(hidden.shape[1])
-            return original(self, block, hidden, context, count)
+            assert forward.first_tokens is not None
+            return forward.first_tokens(block, hidden, context, count)
 
-        monkeypatch.setattr(family, "first_tokens", spy)
+        return forward._replace(first_tokens=spy)
+
+    monkeypatch.setattr(skeleton, "family_of", spied)
     return found
 
 

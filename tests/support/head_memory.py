@@ -9,10 +9,11 @@ import torch
 
 from edge.data.tokens import Batch
 from edge.machine.resources import peak_rss_bytes, release_memory, reset_peak, rss_bytes
-from edge.model.heads import CausalLanguageModel
+from edge.model.heads import task_of
 from edge.model.owner import OwnerParts
 from edge.model.prediction_heads import Head
 from ringtune.job.job import Train
+from ringtune.models.family import CAUSAL_LM
 from ringtune.schedule.units import Units
 
 ROWS, TOKENS, WIDTH, VOCAB = 4, 128, 16, 32_000
@@ -27,7 +28,7 @@ def make_parts() -> OwnerParts:
     )
     table = torch.nn.Linear(WIDTH, VOCAB, bias=False).requires_grad_(False)
     head = Head([table], {"head_type": "causal_lm"})
-    return OwnerParts(skeleton, head, CausalLanguageModel(), Train())
+    return OwnerParts(skeleton, head, task_of(CAUSAL_LM), Train())
 
 
 def make_batch() -> Batch:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from edge.model.heads import task_of
-from edge.model.result import adapter_files
+from edge.model.result import result_files
 from edge.model.skeleton import Skeleton, build_skeleton
 from edge.model.slice import materialise
 from edge.model.tensor_files import SafetensorsFiles
@@ -50,6 +50,6 @@ def lora_run(folder: Path, model_type: str, task: str, config: str, **changes: A
     (folder / "run/job.toml").write_text(job.to_toml())
     plan = make_plan([("a", 0, 4)], ["a"], num_blocks=whole.NUM_BLOCKS, hidden_size=32, labels=labels)
     (folder / "run/plan.json").write_text(json.dumps(plan.to_json()))
-    for name, content in adapter_files(skeleton, without_blocks=(), with_head=True).items():
+    for name, content in result_files(skeleton, task, base, without_blocks=(), with_head=True).items():
         (folder / "run/adapter" / name).write_bytes(bytes(content))
     return folder / "run", skeleton

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,9 @@ from edge.data.tokens import Batch
 from edge.model.heads import task_of
 from edge.model.result import result_files
 from edge.model.skeleton import Skeleton, build_skeleton
-from edge.model.slice import BlockRunner, materialise
+from edge.model.slice import DTYPES, BlockRunner, materialise
 from edge.model.tensor_files import SafetensorsFiles
-from ringtune.job.job import parse_job
+from ringtune.job.job import Job, parse_job
 from ringtune.models.result_files import model_result
 from ringtune.storage.pieces import Pieces
 from tests.support.tiny_data import labels_of
@@ -24,24 +24,33 @@ from tests.support.tiny_data import labels_of
 NUM_BLOCKS = 4
 
 
+def built(
+    folder: Path,
+    job: Job,
+    blocks: Iterable[int],
+    *,
+    labels: Sequence[str] | None = None,
+    dtype: torch.dtype | None = None,
+) -> Skeleton:
+    """What a node hosts as a job begins; with ``labels`` of an owner, with embedding and head, else blocks alone."""
+    task, kind, cpu = task_of(job.model.task), dtype or DTYPES[job.model.dtype], torch.device("cpu")
+    with torch.random.fork_rng(devices=[]):
+        skeleton = build_skeleton(folder, job)
+        head = None if labels is None else task.add(skeleton.model, tuple(labels))
+    with SafetensorsFiles(folder) as weights:
+        materialise(skeleton, weights, blocks=blocks, with_embedding=head is not None, dtype=kind, device=cpu)
+        if head is not None:
+            task.connect(skeleton, head, weights)
+            head.to(kind)
+    return skeleton
+
+
 def hosted(
     folder: Path, task: str, blocks: Iterable[int], *, is_owner: bool, trained: bool = True, dtype: str = "float32"
 ) -> Skeleton:
     """What one node hosts of a model in whose runs all parameters train; ``trained`` moves every one of them."""
     text = f'[model]\npath = "{folder}"\ntask = "{task}"\ndtype = "{dtype}"\n[train]\nmethod = "hift"\n'
-    job = parse_job(text, source="test")
-    labels = labels_of(task)
-    head = None
-    with torch.random.fork_rng(devices=[]):
-        skeleton = build_skeleton(folder, job)
-        if is_owner:
-            head = task_of(task).add(skeleton.model, labels)
-    kind = getattr(torch, dtype)
-    with SafetensorsFiles(folder) as weights:
-        materialise(skeleton, weights, blocks=blocks, with_embedding=is_owner, dtype=kind, device=torch.device("cpu"))
-        if head is not None:
-            task_of(task).connect(skeleton, head, weights)
-            head.to(kind)
+    skeleton = built(folder, parse_job(text, source="test"), blocks, labels=labels_of(task) if is_owner else None)
     skeleton.model.eval()
     if trained:
         # once for each memory, so that what is tied stays tied

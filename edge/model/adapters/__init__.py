@@ -139,10 +139,10 @@ class _Block:
 
     def _part(self, kinds: tuple[str | None, ...], option: str) -> Options | None:
         """Return the part of these architectures at a place."""
-        found = [part for part in self._parts if part.get("architecture") in kinds and part[option]]
-        if len(found) > 1:
+        matching = [part for part in self._parts if part.get("architecture") in kinds and part[option]]
+        if len(matching) > 1:
             raise JobError(f"adapter.config has two parts at {option} of block {self._index}; leave one out")
-        return found[0] if found else None
+        return matching[0] if matching else None
 
     def _add_beside(self, matrix: nn.Module, place: _Matrix) -> None:
         options = self._part(("lora", "mtl_lora"), place.option)
@@ -189,13 +189,15 @@ class _Block:
 def _matrices(layout: BlockLayout) -> Mapping[str, _Matrix]:
     """Return path -> matrix; of a fused one that has a single name, that of the values."""
     if layout.is_merged:
-        found = {layout.query: _Matrix("selfattn_lora", "qkv")}
+        by_path = {layout.query: _Matrix("selfattn_lora", "qkv")}
     else:
         roles = zip(("query", "key", "value"), "qkv", strict=True)
-        found = {path: _Matrix("selfattn_lora", letter) for role, letter in roles for path in layout.matrices_of(role)}
-    found |= {layout.lora_intermediate: _Matrix("intermediate_lora"), layout.lora_output: _Matrix("output_lora")}
-    found.pop("", None)
-    return found
+        by_path = {
+            path: _Matrix("selfattn_lora", letter) for role, letter in roles for path in layout.matrices_of(role)
+        }
+    by_path |= {layout.lora_intermediate: _Matrix("intermediate_lora"), layout.lora_output: _Matrix("output_lora")}
+    by_path.pop("", None)
+    return by_path
 
 
 Options = Mapping[str, Any]
@@ -238,14 +240,14 @@ def options_of(config: str, *, dropout: float) -> tuple[Options, ...]:
     Raises ``JobError``: as ``parse_adapter_config``; options that a module can't have; two parts of one kind.
     """
     parts = parse_adapter_config(config)
-    found = [_whole(part, dropout) for part in parts]
-    for part, options in zip(parts, found, strict=True):
+    wholes = [_whole(part, dropout) for part in parts]
+    for part, options in zip(parts, wholes, strict=True):
         if problem := _problem(part.name, options):
             raise JobError(f"adapter.config = {config!r}: {problem}")
-    for first, second in itertools.combinations(found, 2):
+    for first, second in itertools.combinations(wholes, 2):
         if not _go_together(first, second):
             raise JobError(f"adapter.config = {config!r} has two parts of one kind; leave one out")
-    return tuple(found)
+    return tuple(wholes)
 
 
 def _whole(part: AdapterPart, dropout: float) -> Options:

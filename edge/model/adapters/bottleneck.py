@@ -41,8 +41,8 @@ class Activation(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Apply the function."""
-        found: torch.Tensor = self.f(x)
-        return found
+        y: torch.Tensor = self.f(x)
+        return y
 
 
 def seed_weights(seed: int | None) -> None:
@@ -105,17 +105,17 @@ class Bottleneck(nn.Module):
 
     def forward(self, x_BTD: torch.Tensor, residual_BTD: torch.Tensor | float = 0.0) -> torch.Tensor:
         """Compute the bottleneck of x, and if it is not parallel add the residual, before or after its own norm."""
-        found = self.dropout(self.adapter_up(self.adapter_down(x_BTD)) * self.scaling)
+        out_BTD = self.dropout(self.adapter_up(self.adapter_down(x_BTD)) * self.scaling)
         if self.use_gating:
-            found = found * torch.mean(torch.sigmoid(self.gate(x_BTD)), dim=1).unsqueeze(-1)
+            out_BTD = out_BTD * torch.mean(torch.sigmoid(self.gate(x_BTD)), dim=1).unsqueeze(-1)
         adds_first = self._options["adapter_residual_before_ln"]
         if not self.is_parallel and adds_first:
-            found = found + residual_BTD
+            out_BTD = out_BTD + residual_BTD
         if hasattr(self, "adapter_norm_after"):
-            found = self.adapter_norm_after(found)
+            out_BTD = self.adapter_norm_after(out_BTD)
         if not self.is_parallel and not adds_first:
-            found = found + residual_BTD
-        result: torch.Tensor = found
+            out_BTD = out_BTD + residual_BTD
+        result: torch.Tensor = out_BTD
         return result
 
     def change(self, hidden_BTD: torch.Tensor, residual_BTD: torch.Tensor, norm: nn.Module | None) -> torch.Tensor:
@@ -129,13 +129,13 @@ class Bottleneck(nn.Module):
             if before_norm == "post_add":
                 around_BTD = x_BTD
             x_BTD = x_BTD if norm is None else norm(x_BTD)
-        found: torch.Tensor = self(x_BTD, around_BTD if before_norm else x_BTD)
-        return found
+        changed_BTD: torch.Tensor = self(x_BTD, around_BTD if before_norm else x_BTD)
+        return changed_BTD
 
     def result(self, hidden_BTD: torch.Tensor, residual_BTD: torch.Tensor, norm: nn.Module | None) -> torch.Tensor:
         """Compute h' with the block's sum and norm, as far as ``original_ln_after`` says."""
-        found = self.change(hidden_BTD, residual_BTD, norm)
-        return joined(found, residual_BTD, norm) if self.ends_with_sum else found
+        changed_BTD = self.change(hidden_BTD, residual_BTD, norm)
+        return joined(changed_BTD, residual_BTD, norm) if self.ends_with_sum else changed_BTD
 
     @property
     def ends_with_sum(self) -> bool:
@@ -148,8 +148,8 @@ _READ = ("adapter_residual_before_ln", "original_ln_after", "original_ln_before"
 
 def joined(hidden_BTD: torch.Tensor, residual_BTD: torch.Tensor, norm: nn.Module | None) -> torch.Tensor:
     """Add the residual to the output of a part, and normalise the sum where the block does so."""
-    found = hidden_BTD + residual_BTD
-    return found if norm is None else norm(found)
+    sum_BTD = hidden_BTD + residual_BTD
+    return sum_BTD if norm is None else norm(sum_BTD)
 
 
 @torch.no_grad()
@@ -197,18 +197,18 @@ class Seat:
     def change(self, _: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
         """Return h' in place of the output of a module."""
         kept = vars(self._kept)
-        found = self._bottleneck.change(output, kept.pop(f"residual {id(self)}"), self._norm)
+        changed = self._bottleneck.change(output, kept.pop(f"residual {id(self)}"), self._norm)
         if self._bottleneck.ends_with_sum:
-            return found
+            return changed
         if self._norm is not None:
-            kept[f"result {id(self)}"] = found
-            return found
-        return found.as_subclass(_Whole)
+            kept[f"result {id(self)}"] = changed
+            return changed
+        return changed.as_subclass(_Whole)
 
     def pass_on(self, _: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
         """Return the result of the part in place of the output of the norm."""
-        found: torch.Tensor = vars(self._kept).pop(f"result {id(self)}", output)
-        return found
+        result: torch.Tensor = vars(self._kept).pop(f"result {id(self)}", output)
+        return result
 
 
 class Invertible(nn.Module):
@@ -237,8 +237,8 @@ class Invertible(nn.Module):
 
     def changed(self, _: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
         """Transform the output of the embedding's module; a forward hook."""
-        found: torch.Tensor = self(output)
-        return found
+        changed: torch.Tensor = self(output)
+        return changed
 
     def inverted(self, _: nn.Module, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
         """Compute the inverse of the input of a language model's decoder; a forward pre-hook."""

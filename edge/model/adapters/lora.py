@@ -66,9 +66,9 @@ class Beside(nn.Module, ABC):
 
     def _padded(self, values: torch.Tensor, other: float) -> torch.Tensor:
         """Put values of the enabled parts at their outputs, and ``other`` at all others."""
-        found = values.new_full((*values.shape[:-1], self._outputs), other)
-        found[..., self.lora_ind.to(values.device)] = values
-        return found
+        padded = values.new_full((*values.shape[:-1], self._outputs), other)
+        padded[..., self.lora_ind.to(values.device)] = values
+        return padded
 
     @abstractmethod
     def changed(self, matrix: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:

@@ -11,12 +11,15 @@ attends to tokens of its own row only. Padding is a row of its own, so that each
 
 from __future__ import annotations
 
+import functools
 import inspect
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
 from edge.data.tokens import Batch
+from edge.model.families import FamilyForward, first_of
 from edge.model.key_values import KeyValueCache, cache_argument
 
 
@@ -38,36 +41,39 @@ class CausalContext(NamedTuple):
     cache: Any = None
 
 
-class Gpt2Family:
-    """The ``FamilyForward`` of GPT-2."""
+def _embed_gpt2(base: Any, batch: Batch) -> torch.Tensor:
+    """Add word and position embeddings; positions count padding, as in the library."""
+    positions = torch.arange(batch.ids.shape[1], device=batch.ids.device)[None]
+    if batch.positions is not None:
+        positions = batch.positions
+    elif is_packed(batch.mask):
+        positions = row_places(batch.mask)[1]
+    hidden: torch.Tensor = base.drop(base.wte(batch.ids) + base.wpe(positions))
+    return hidden
 
-    def embed(self, base: Any, batch: Batch) -> torch.Tensor:
-        """Add word and position embeddings; positions count padding, as in the library."""
-        positions = torch.arange(batch.ids.shape[1], device=batch.ids.device)[None]
-        if batch.positions is not None:
-            positions = batch.positions
-        elif is_packed(batch.mask):
-            positions = row_places(batch.mask)[1]
-        hidden: torch.Tensor = base.drop(base.wte(batch.ids) + base.wpe(positions))
-        return hidden
 
-    def context(
-        self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, cache: KeyValueCache | None = None
-    ) -> CausalContext:
-        """Build the causal mask as the library does."""
-        return causal_context(base.config, hidden_BTD, mask_BT, cache, window=False)
+def _context_of_gpt2(
+    base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, cache: KeyValueCache | None = None
+) -> CausalContext:
+    return causal_context(base.config, hidden_BTD, mask_BT, cache, window=False)
 
-    def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:
-        """Run one layer; in a tuple the hidden state is first."""
-        cache = {cache_argument(block.__class__): context.cache, "cache_position": context.row_positions}
-        found = block(hidden_BTD, attention_mask=context.mask, **cache)
-        hidden: torch.Tensor = found[0] if isinstance(found, tuple) else found
-        return hidden
 
-    def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Normalise the hidden state, and pick each row's last token for classification."""
-        last = base.ln_f(hidden_BTD)
+def _block_of_gpt2(block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:
+    cache = {cache_argument(block.__class__): context.cache, "cache_position": context.row_positions}
+    return first_of(block(hidden_BTD, attention_mask=context.mask, **cache))
+
+
+def _finished(norm: str) -> Callable[[Any, torch.Tensor, Batch], tuple[torch.Tensor, dict[str, Any]]]:
+    """Normalise the hidden state by the base model's last norm, and pick each row's last token for classification."""
+
+    def finish(base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
+        last = getattr(base, norm)(hidden_BTD)
         return last, {"cls_output": last_token(last, batch.mask)}
+
+    return finish
+
+
+GPT2 = FamilyForward(_embed_gpt2, _context_of_gpt2, _block_of_gpt2, _finished("ln_f"))
 
 
 def causal_context(
@@ -191,98 +197,76 @@ class LayeredContext(NamedTuple):
         return self.sliding if types and types[attention.layer_idx] == _SLIDING else self.full
 
 
-class LayeredFamily:
-    """The ``FamilyForward`` of Qwen2, Qwen3 and SmolLM3."""
+def _embed_words(base: Any, batch: Batch) -> torch.Tensor:
+    hidden: torch.Tensor = base.embed_tokens(batch.ids)
+    return hidden
 
-    def embed(self, base: Any, batch: Batch) -> torch.Tensor:
-        """Look the word embeddings up."""
-        hidden: torch.Tensor = base.embed_tokens(batch.ids)
+
+def _embed_scaled(base: Any, batch: Batch) -> torch.Tensor:
+    """Scale the word embeddings in their own dtype, as the library does; in transformers 5 the token table does it."""
+    hidden = _embed_words(base, batch)
+    if hasattr(base.embed_tokens, "embed_scale"):
         return hidden
-
-    def context(
-        self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, cache: KeyValueCache | None = None
-    ) -> LayeredContext:
-        """Build the masks of both types as the library does, and the rotary tables."""
-        config = base.config
-        types = getattr(config, "layer_types", None) or (_FULL,)
-        found = []
-        for kind in (_FULL, _SLIDING):
-            if kind in types:
-                own = causal_context(config, hidden_BTD, mask_BT, cache, window=kind == _SLIDING)
-                found.append(own._replace(rotary=self.rotary(base, hidden_BTD, own.positions, kind)))
-        return LayeredContext(found[0], found[-1])
-
-    def rotary(self, base: Any, hidden_BTD: torch.Tensor, positions_BT: torch.Tensor, layer_type: str) -> Any:
-        """Return the rotary tables of blocks of a type: the same for all."""
-        return base.rotary_emb(hidden_BTD, positions_BT)
-
-    def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:
-        """Run one layer; in a tuple the hidden state is first."""
-        own = context.of(block.self_attn)
-        found = block(
-            hidden_BTD,
-            attention_mask=own.mask,
-            position_ids=own.positions,
-            cache_position=own.row_positions,
-            **{cache_argument(block.__class__): own.cache},
-            **self.positions(block, context),
-        )
-        hidden: torch.Tensor = found[0] if isinstance(found, tuple) else found
-        return hidden
-
-    def positions(self, block: Any, context: LayeredContext) -> dict[str, Any]:
-        """Return the rotary tables as arguments of a block."""
-        return {"position_embeddings": context.of(block.self_attn).rotary}
-
-    def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Normalise the hidden state, and pick each row's last token for classification."""
-        last = base.norm(hidden_BTD)
-        return last, {"cls_output": last_token(last, batch.mask)}
+    return hidden * torch.tensor(base.config.hidden_size**0.5, dtype=hidden.dtype)
 
 
-class LlamaFamily(LayeredFamily):
-    """The ``FamilyForward`` of Llama and Mistral; each node makes its own rotary embedding, which has no weights."""
-
-    def context(
-        self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, cache: KeyValueCache | None = None
-    ) -> LayeredContext:
-        """Build the causal mask as the library does, and the rotary tables."""
-        config = base.config
-        window = config.model_type == "mistral" and config.sliding_window is not None
-        context = causal_context(config, hidden_BTD, mask_BT, cache, window=window)
-        context = context._replace(rotary=base.rotary_emb(hidden_BTD, context.positions))
-        return LayeredContext(context, context)
+def _contexts(
+    base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, cache: KeyValueCache | None = None
+) -> LayeredContext:
+    """Build the masks of all types of blocks as the library does, and their rotary tables."""
+    contexts = []
+    for kind in _types(base.config):
+        context = causal_context(base.config, hidden_BTD, mask_BT, cache, window=kind == _SLIDING)
+        contexts.append(context._replace(rotary=_rotary(base, hidden_BTD, context.positions, kind)))
+    return LayeredContext(contexts[0], contexts[-1])
 
 
-class GemmaFamily(LayeredFamily):
-    """The ``FamilyForward`` of Gemma and Gemma 2."""
-
-    def embed(self, base: Any, batch: Batch) -> torch.Tensor:
-        """Look up the word embeddings and scale them in their own dtype, as the library does.
-
-        In transformers 5 the token table scales its output.
-        """
-        hidden = super().embed(base, batch)
-        if hasattr(base.embed_tokens, "embed_scale"):
-            return hidden
-        return hidden * torch.tensor(base.config.hidden_size**0.5, dtype=hidden.dtype)
+def _types(config: Any) -> list[str]:
+    """Return the types of a model's blocks, full attention first; a Mistral's have a window or not, all of them."""
+    if config.model_type == "mistral":
+        return [_FULL if config.sliding_window is None else _SLIDING]
+    types = getattr(config, "layer_types", None) or (_FULL,)
+    return [kind for kind in (_FULL, _SLIDING) if kind in types]
 
 
-class Gemma3Family(LayeredFamily):
-    """The ``FamilyForward`` of Gemma 3.
+def _rotary(base: Any, hidden_BTD: torch.Tensor, positions_BT: torch.Tensor, kind: str) -> Any:
+    """Build the rotary tables of blocks of a type: one for all, but for Gemma 3.
 
-    In transformers 5 one module makes the rotary tables of both types of blocks, and a block gets its own.
+    There transformers 4 has a module for each type, and 5 one for both.
     """
+    if base.config.model_type != "gemma3_text":
+        return base.rotary_emb(hidden_BTD, positions_BT)
+    if not hasattr(base, "rotary_emb_local"):
+        return base.rotary_emb(hidden_BTD, positions_BT, kind)
+    make = base.rotary_emb_local if kind == _SLIDING else base.rotary_emb
+    return make(hidden_BTD, positions_BT)
 
-    def rotary(self, base: Any, hidden_BTD: torch.Tensor, positions_BT: torch.Tensor, layer_type: str) -> Any:
-        """Build the rotary tables of blocks of a type."""
-        if not hasattr(base, "rotary_emb_local"):
-            return base.rotary_emb(hidden_BTD, positions_BT, layer_type)
-        make = base.rotary_emb_local if layer_type == _SLIDING else base.rotary_emb
-        return make(hidden_BTD, positions_BT)
 
-    def positions(self, block: Any, context: LayeredContext) -> dict[str, Any]:
-        """Return the block's rotary tables, or both where it chooses."""
-        if "position_embeddings" in inspect.signature(type(block).forward).parameters:
-            return super().positions(block, context)
-        return {"position_embeddings_global": context.full.rotary, "position_embeddings_local": context.sliding.rotary}
+def _block_of_type(block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:
+    """Run one layer with the mask and rotary tables of its type; Gemma 3's of transformers 4 chooses of both tables."""
+    inputs = context.of(block.self_attn)
+    if _chooses_tables(block.__class__):
+        rotary = {
+            "position_embeddings_global": context.full.rotary,
+            "position_embeddings_local": context.sliding.rotary,
+        }
+    else:
+        rotary = {"position_embeddings": inputs.rotary}
+    output = block(
+        hidden_BTD,
+        attention_mask=inputs.mask,
+        position_ids=inputs.positions,
+        cache_position=inputs.row_positions,
+        **{cache_argument(block.__class__): inputs.cache},
+        **rotary,
+    )
+    return first_of(output)
+
+
+@functools.cache
+def _chooses_tables(kind: Any) -> bool:
+    return "position_embeddings_global" in inspect.signature(kind.forward).parameters
+
+
+ROTARY = FamilyForward(_embed_words, _contexts, _block_of_type, _finished("norm"))
+GEMMA = ROTARY._replace(embed=_embed_scaled)

@@ -31,6 +31,7 @@ import torch
 from torch import nn
 
 from edge.data.tokens import Batch
+from edge.model.families import first_of
 from edge.model.families.decoders import is_packed, last_token, row_places
 from edge.model.key_values import KeyValueCache, cache_argument
 from ringtune.models.family import CAUSAL_LM, Family
@@ -110,7 +111,7 @@ class _Arguments(NamedTuple):
 
 
 class RecordedFamily:
-    """The ``FamilyForward`` of ``ringtune.models.generic_decoders`` and ``ringtune.models.generic_encoders``."""
+    """The parts of a ``FamilyForward`` of ``ringtune.models.generic_decoders`` and ``generic_encoders``."""
 
     def __init__(self, family: Family) -> None:
         self._path, self._masked_by_positions, self._last = family.blocks_path, family.packs, family.head_paths
@@ -121,15 +122,15 @@ class RecordedFamily:
 
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """Compute what enters the first block."""
-        found: list[torch.Tensor] = []
+        entering: list[torch.Tensor] = []
         passed, count = self._passed(base), len(self._blocks(base))
 
         def call(hidden: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-            if not found:
-                found.append(hidden)
+            if not entering:
+                entering.append(hidden)
             if passed is not None and passed.inputs:
-                found.append(args[-1])
-            if len(found) in (1, count + 1):
+                entering.append(args[-1])
+            if len(entering) in (1, count + 1):
                 raise _Ended
             return hidden
 
@@ -141,7 +142,7 @@ class RecordedFamily:
             places = {"token_type_ids": batch.token_type_ids}
         # positions of the older architectures count the tokens of the mask; the others' mask would be made in vain
         self._forward(base, {-1: call}, batch.mask, with_mask=not is_new, input_ids=batch.ids, **places)
-        return found[0] if passed is None else pack_embedding(*found)
+        return entering[0] if passed is None else pack_embedding(*entering)
 
     def context(
         self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, cache: KeyValueCache | None = None
@@ -149,14 +150,14 @@ class RecordedFamily:
         """Record the arguments of each hosted block, by its identity."""
         blocks, passed = self._blocks(base), self._passed(base)
         hosted = [index for index, block in enumerate(blocks) if any(True for _ in block.parameters())]
-        found: dict[int, _Arguments] = {}
+        arguments: dict[int, _Arguments] = {}
         masks = _Masks(base.config, hidden_BTD.dtype)
         repeats = base.config.num_hidden_layers // len(blocks) if self._shares_weights else 1
 
         def recorder(index: int) -> Any:
             def call(hidden_BTD: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-                own = {key: masks.in_numbers(value) for key, value in kwargs.items()}
-                found[id(blocks[index])] = _Arguments(args, own, repeats, passed)
+                named = {key: masks.in_numbers(value) for key, value in kwargs.items()}
+                arguments[id(blocks[index])] = _Arguments(args, named, repeats, passed)
                 if index == hosted[-1]:
                     raise _Ended
                 return hidden_BTD
@@ -177,16 +178,15 @@ class RecordedFamily:
         with torch.no_grad():
             calls = {index: recorder(index) for index in hosted}
             self._forward(base, calls, mask_BT, inputs_embeds=_one_hidden_state(base, passed, hidden_BTD), **behind)
-        return found
+        return arguments
 
     def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:
         """Run one block; in a tuple the hidden state is first."""
-        own = context[id(block)]
-        if own.passed is not None:
-            return run_block(own.passed, block, hidden_BTD, *own.args, **own.kwargs)
-        for _ in range(own.repeats):
-            found = block(hidden_BTD, *own.args, **own.kwargs)
-            hidden_BTD = found[0] if isinstance(found, tuple) else found
+        arguments = context[id(block)]
+        if arguments.passed is not None:
+            return run_block(arguments.passed, block, hidden_BTD, *arguments.args, **arguments.kwargs)
+        for _ in range(arguments.repeats):
+            hidden_BTD = first_of(block(hidden_BTD, *arguments.args, **arguments.kwargs))
         return hidden_BTD
 
     def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -204,8 +204,8 @@ class RecordedFamily:
             return hidden
 
         one_BTD = _one_hidden_state(base, passed, hidden_BTD)
-        found = self._forward(base, {-1: call}, batch.mask, with_mask=False, inputs_embeds=one_BTD)
-        last = found[0] * logit_factor(base.config)
+        output = self._forward(base, {-1: call}, batch.mask, with_mask=False, inputs_embeds=one_BTD)
+        last = output[0] * logit_factor(base.config)
         return last, {"cls_output": last_token(last, batch.mask)}
 
     def _blocks(self, base: Any) -> Any:
@@ -296,9 +296,9 @@ def _pass(hidden_BTD: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any
 
 def copied(module: Any) -> Any:
     """Copy a module, not those inside it."""
-    found = copy.copy(module)
-    found.__dict__["_modules"] = dict(module._modules)
-    return found
+    shallow = copy.copy(module)
+    shallow.__dict__["_modules"] = dict(module._modules)
+    return shallow
 
 
 def logit_factor(config: Any) -> float:
@@ -347,13 +347,13 @@ def run_block(passed: PassedValues, block: Any, packed_BTV: torch.Tensor, *args:
     shared = {kind: _by_heads(kept[kind], attention.head_dim) for kind in kept if kind == attention.layer_type}
     if passed.inputs:
         args = (*args[:-1], inputs[..., : passed.inputs].contiguous())
-    found = block(hidden_states(passed, hidden, block.config.hidden_size), *args, **{**kwargs, _SHARED: shared})
-    found = found[0] if isinstance(found, tuple) else found
+    entering = hidden_states(passed, hidden, block.config.hidden_size)
+    output = first_of(block(entering, *args, **{**kwargs, _SHARED: shared}))
     for keys in passed.keys_at(at + 1):
         if keys.made_at == at:
             kept[keys.kind] = torch.cat([part.transpose(1, 2).flatten(2) for part in shared[keys.kind]], dim=-1)
     later = [kept[keys.kind] for keys in passed.keys_at(at + 1)]
-    return torch.cat([_beside(found), *later, inputs[..., passed.inputs :]], dim=-1)
+    return torch.cat([_beside(output), *later, inputs[..., passed.inputs :]], dim=-1)
 
 
 def _beside(hidden: torch.Tensor) -> torch.Tensor:

@@ -74,7 +74,8 @@ _RENAMED: Final[Mapping[str, Mapping[str, str]]] = {
 
 def use_stored_names(base: Any, model_type: str, blocks_path: str, folder: Path | None = None) -> None:
     """Give the modules of a base model the names of their tensors in files; before it has weights."""
-    is_stacked = model_type in _EITHER and folder is not None and _has_stacked(folder)
+    stored_names = read_headers(folder) if model_type in _EITHER and folder is not None else ()
+    is_stacked = any(name.endswith(f".experts.{_STACKED}") for name in stored_names)
     if model_type == "vit" and not hasattr(base, "encoder"):
         base.encoder = nn.Module()
         base.encoder.layer = nn.ModuleList(VitBlock(base.config) for _ in base.layers)
@@ -93,10 +94,6 @@ def use_stored_names(base: Any, model_type: str, blocks_path: str, folder: Path 
                 mixture.__dict__["experts"] = separate  # called there, but its tensors have another path
 
 
-def _has_stacked(folder: Path) -> bool:
-    return any(name.endswith(f".experts.{_STACKED}") for name in read_headers(folder))
-
-
 def _place(block: nn.Module, path: str, module: nn.Module) -> None:
     """Make a module the one at a path, with plain modules before it where there are none."""
     *before, last = path.split(".")
@@ -109,12 +106,12 @@ def _place(block: nn.Module, path: str, module: nn.Module) -> None:
 
 def _rename(block: nn.Module, name: str, stored: str) -> None:
     """Keep a parameter or buffer under another name; its module finds it there whenever it computes."""
-    path, _, own = name.rpartition(".")
+    path, _, attribute = name.rpartition(".")
     try:
         module = block.get_submodule(path)
     except AttributeError:  # of another version, or a block without experts
         return
-    if own not in module._parameters and own not in module._buffers:
+    if attribute not in module._parameters and attribute not in module._buffers:
         return
     where, _, last = stored.rpartition(".")
     try:
@@ -122,13 +119,16 @@ def _rename(block: nn.Module, name: str, stored: str) -> None:
     except AttributeError:
         home = nn.Module()
         _place(block, where, home)
-    if own in module._parameters:
-        home.register_parameter(last, module._parameters.pop(own))
+    if attribute in module._parameters:
+        home.register_parameter(last, module._parameters.pop(attribute))
     else:
-        home.register_buffer(last, module._buffers.pop(own))
-    module.__dict__[f"_home_of_{own}"] = home
+        home.register_buffer(last, module._buffers.pop(attribute))
+    module.__dict__[f"_home_of_{attribute}"] = home
     kind = type(module)
-    names = {own: property(lambda self: getattr(self.__dict__[f"_home_of_{own}"], last)), "__module__": kind.__module__}
+    names = {
+        attribute: property(lambda self: getattr(self.__dict__[f"_home_of_{attribute}"], last)),
+        "__module__": kind.__module__,
+    }
     module.__class__ = type(kind.__name__, (kind,), names)
 
 
@@ -162,8 +162,8 @@ class Experts(nn.Module):
                 continue
             gate, up, down = (self.get_submodule(f"{number}.{name}") for name in self._matrices)
             given = hidden_ND[token]
-            found = down(self.act_fn(gate(given)) * up(given)) * factors_NK[token, place, None]
-            total_ND.index_add_(0, token, found.to(total_ND.dtype))
+            output = down(self.act_fn(gate(given)) * up(given)) * factors_NK[token, place, None]
+            total_ND.index_add_(0, token, output.to(total_ND.dtype))
         return total_ND
 
 
@@ -189,10 +189,10 @@ class _VitAttention(nn.Module):
         name = self.config._attn_implementation
         attend: Any = eager_attention_forward if name == "eager" else ALL_ATTENTION_FUNCTIONS[name]
         rate = self.dropout_prob if self.training else 0.0
-        found: torch.Tensor = attend(
+        attended: torch.Tensor = attend(
             self, query, key, value, None, is_causal=False, scaling=self.scaling, dropout=rate
         )[0]
-        return found.flatten(2)
+        return attended.flatten(2)
 
 
 class _Dense(nn.Module):
@@ -204,8 +204,8 @@ class _Dense(nn.Module):
 
     def forward(self, hidden_BTD: torch.Tensor, input_BTD: torch.Tensor) -> torch.Tensor:
         """Compute the output."""
-        found: torch.Tensor = self.dropout(self.dense(hidden_BTD))
-        return found + input_BTD if self._adds else found
+        output: torch.Tensor = self.dropout(self.dense(hidden_BTD))
+        return output + input_BTD if self._adds else output
 
 
 class _Inner(nn.Module):
@@ -220,8 +220,8 @@ class _Inner(nn.Module):
 
     def forward(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
         """Compute the inner state."""
-        found: torch.Tensor = self.intermediate_act_fn(self.dense(hidden_BTD))
-        return found
+        output: torch.Tensor = self.intermediate_act_fn(self.dense(hidden_BTD))
+        return output
 
 
 class _AttentionPart(nn.Module):
@@ -234,8 +234,8 @@ class _AttentionPart(nn.Module):
 
     def forward(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
         """Compute the part's output, without the residual."""
-        found: torch.Tensor = self.output(self.attention(hidden_BTD), hidden_BTD)
-        return found
+        output: torch.Tensor = self.output(self.attention(hidden_BTD), hidden_BTD)
+        return output
 
 
 class VitBlock(nn.Module):
@@ -252,5 +252,5 @@ class VitBlock(nn.Module):
     def forward(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
         """Compute the hidden state after the block."""
         between_BTD = self.attention(self.layernorm_before(hidden_BTD)) + hidden_BTD
-        found: torch.Tensor = self.output(self.intermediate(self.layernorm_after(between_BTD)), between_BTD)
-        return found
+        output: torch.Tensor = self.output(self.intermediate(self.layernorm_after(between_BTD)), between_BTD)
+        return output

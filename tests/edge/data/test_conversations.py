@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from edge.data import conversations as chats
-from edge.data.conversations import BEYOND, UNSHOWN, ChatExamples, Conversations
+from edge.data.conversations import BEYOND, UNSHOWN, Conversations
 from edge.data.dataset import OwnerDataset
-from edge.data.examples import PackedExamples
+from edge.data.examples import PackedExamples, TextExamples
 from edge.data.tokens import IGNORED, Batch, RowFaultError, load_tokenizer
 from ringtune.errors import DataError, ModelError
 from ringtune.job.job import Job, parse_job
@@ -45,13 +45,13 @@ def job_of(folder: Path, *, max_length: int = 512, **data: Any) -> Job:
     return parse_job(text, source="test")
 
 
-def examples_of(folder: Path, path: Path, **keys: Any) -> ChatExamples:
+def examples_of(folder: Path, path: Path, **keys: Any) -> TextExamples:
     """All examples of a file."""
     source = Conversations(job_of(folder, **keys), folder)
     return source.examples(source.read(path).rows, ())
 
 
-def learned(examples: ChatExamples) -> list[tuple[list[int], list[int]]]:
+def learned(examples: TextExamples) -> list[tuple[list[int], list[int]]]:
     """Ids and labels of each example, without padding."""
     found = []
     for index in range(len(examples)):
@@ -83,33 +83,29 @@ def by_prefixes(tokenizer: Any, messages: list[Any], learned_from: int = 0) -> l
 
 
 @pytest.mark.parametrize(
-    ("template", "system"),
-    [(TEMPLATES["chatml"], True), (LLAMA, True), (MISTRAL, True), (GEMMA, False), (QWEN_3, True)],
-    ids=["chatml", "llama-3", "mistral", "gemma", "qwen-3"],
+    ("template", "named"),
+    [(LLAMA, None), (MISTRAL, None), (GEMMA, None), (QWEN_3, None), *((LLAMA, name) for name in TEMPLATES)],
+    ids=["llama-3", "mistral", "gemma", "qwen-3", *TEMPLATES],
 )
-def test_labels_are_what_answers_add_to_the_text(template: str, system: bool, tmp_path: Path) -> None:
-    """Each answer with what ends it, in 12 conversations of each template; the begin token stands once."""
-    rows = conversations(12, seed=len(template), system=system)
+def test_labels_are_what_answers_add_to_the_text(template: str, named: str | None, tmp_path: Path) -> None:
+    """Each answer with what ends it, in 12 conversations of each template; the begin token stands once.
+
+    Also by the templates for models without one, in place of the model's own.
+    """
+    rows = conversations(12, seed=len(template), system=template != GEMMA)
     folder = write_tokenizer(tmp_path / "m", template, bos=True)
-    examples = examples_of(folder, write_conversations(tmp_path / "rows.jsonl", rows))
-    tokenizer = Conversations(job_of(folder), folder).tokenizer
-    wanted = [by_prefixes(tokenizer, messages) for messages in rows]
+    source = Conversations(job_of(folder, template=named) if named else job_of(folder), folder)
+    examples = source.examples(source.read(write_conversations(tmp_path / "rows.jsonl", rows)).rows, ())
+    if named:
+        source.tokenizer.chat_template = TEMPLATES[named]
+        assert source.answer_end() == ("<|im_end|>" if named == "chatml" else "</s>")
+    wanted = [by_prefixes(source.tokenizer, messages) for messages in rows]
     assert learned(examples) == [one for found in wanted for one in found]
     assert list(examples.of_rows) == [len(found) for found in wanted]
     assert max(examples.of_rows) == (3 if template == QWEN_3 else 1)
     assert all(ids.count(1) <= 1 for ids, _ in learned(examples))
+    assert not named or all(ids[0] == 1 for ids, _ in learned(examples))
     assert examples.cut_rows == 0 and not examples.left_out
-
-
-def test_marks_of_a_template_say_what_is_learned(tmp_path: Path) -> None:
-    """As transformers finds them: with the token that ends an answer, without the line feed behind it."""
-    folder = write_tokenizer(tmp_path / "m", MARKED)
-    tokenizer = Conversations(job_of(folder), folder).tokenizer
-    found = learned(examples_of(folder, write_conversations(tmp_path / "rows.jsonl", ROWS)))
-    for messages, (ids, labels) in zip(ROWS, found, strict=True):
-        wanted = tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
-        assert ids == wanted["input_ids"]
-        assert [label != IGNORED for label in labels] == list(map(bool, wanted["assistant_masks"]))
 
 
 def test_loss_on_all_learns_every_token_but_the_first(tmp_path: Path) -> None:
@@ -156,17 +152,6 @@ def test_forms_of_rows_give_equal_examples(tmp_path: Path) -> None:
     (only,) = learned(examples_of(folder, write_conversations(tmp_path / "prompt.jsonl", [row])))
     tokenizer = Conversations(job_of(folder), folder).tokenizer
     assert [only] == by_prefixes(tokenizer, [*former, question, answer], learned_from=3)
-
-
-@pytest.mark.parametrize("bos", [False, True])
-def test_plain_prompts_have_no_template(bos: bool, tmp_path: Path) -> None:
-    """The completion is learned with the end-of-text token behind it; a begin token is the tokenizer's own."""
-    folder = write_tokenizer(tmp_path / "m", bos=bos)
-    path = write_conversations(tmp_path / "rows.jsonl", [{"prompt": "no w1", "completion": " w12 yes"}])
-    tokenizer = Conversations(job_of(folder), folder).tokenizer
-    prompt, answer = tokenizer("no w1")["input_ids"], tokenizer(" w12 yes", add_special_tokens=False)["input_ids"]
-    assert learned(examples_of(folder, path)) == [([*prompt, *answer, 2], [IGNORED] * len(prompt) + [*answer, 2])]
-    assert (prompt[0] == 1) is bos
 
 
 def test_rows_that_are_too_long_are_cut_and_counted(tmp_path: Path) -> None:
@@ -245,19 +230,6 @@ def test_templates_without_an_end_of_answers_are_told(tmp_path: Path, caplog: py
         caplog.clear()
         examples_of(write_tokenizer(tmp_path / str(told), template), path)
         assert ("the model does not learn where to end" in caplog.text) is told
-
-
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_templates_for_models_without_one_are_read_as_any(name: str, tmp_path: Path) -> None:
-    """Their answers are those of the prefixes too, and begin and end are the tokenizer's."""
-    folder = write_tokenizer(tmp_path / "m", LLAMA, bos=True)
-    source = Conversations(job_of(folder, template=name), folder)
-    path = write_conversations(tmp_path / "rows.jsonl", ROWS)
-    source.tokenizer.chat_template = TEMPLATES[name]
-    found = learned(source.examples(source.read(path).rows, ()))
-    assert found == [one for row in ROWS for one in by_prefixes(source.tokenizer, row)]
-    assert all(ids[0] == 1 for ids, _ in found)
-    assert source.answer_end() == ("<|im_end|>" if name == "chatml" else "</s>")
 
 
 def test_tools_go_to_the_template_for_tools(tmp_path: Path) -> None:

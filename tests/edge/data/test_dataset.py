@@ -134,7 +134,7 @@ def test_data_holds_rows_out_of_what_is_trained_on(model_folder: Path, tmp_path:
     ]
     assert [(owner.train_rows, owner.eval_rows) for owner in shares] == [(9, 3), (9, 3)]
     found = [
-        text for owner in shares for examples in (owner._train, owner._evaluation) for text in examples._encoder._texts
+        text for owner in shares for examples in (owner._train, owner._evaluation) for text in examples._rows._texts
     ]
     assert sorted(found) == sorted(text for text, _ in tiny.make_rows(24, seed=1))
     with_file = OwnerDataset.load(job, path, other, tokenizer_folder=model_folder)
@@ -202,14 +202,14 @@ def test_encoder_counts_what_it_cuts_and_refuses_what_has_no_token() -> None:
     def tokenizer(*texts: str, max_length: int = 99, **_: object) -> dict[str, list[int]]:
         return {"input_ids": [len(word) for text in texts for word in text.split()][:max_length]}
 
-    encoder = Encoder(tokenizer, ["a b c", "a b c d", ("a", "b c d"), "a", "\u200b\t"])
-    assert [len(row.ids) for row in encoder.rows(range(4), max_length=3)] == [3, 3, 3, 1]
+    encoder = Encoder(tokenizer, ["a b c", "a b c d", ("a", "b c d"), "a"], 3)
+    assert [len(row.ids) for row in encoder] == [3, 3, 3, 1]
     assert encoder.cut_rows == 2
-    empty = Encoder(lambda *_, **__: {"input_ids": []}, ["\u200b"])
+    empty = Encoder(lambda *_, **__: {"input_ids": []}, ["\u200b"], 3)
     with pytest.raises(
         NoTokenError, match="a text of 1 characters has no token that the tokenizer knows; remove its row"
     ):
-        empty.rows([0], max_length=3)
+        empty[0]
 
 
 def test_a_text_without_a_token_is_refused_by_file_and_line(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load
 
 from edge.data.dataset import OwnerDataset, RowsDigest
+from edge.data.examples import TextExamples
 from edge.data.prompts import PackedPrompts, PromptReader
-from edge.data.texts import Language, LanguageExamples
-from edge.data.tokens import IGNORED
+from edge.data.texts import Language
 from edge.runtime.executor import NodeExecutor
 from ringtune.errors import ModelError
 from ringtune.job.job import parse_job
@@ -31,23 +31,10 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_family(folder, "llama", num_blocks=2, padding_side="left", with_decoder=True)
 
 
-def read(model_folder: Path, path: Path) -> LanguageExamples:
+def read(model_folder: Path, path: Path) -> TextExamples:
     """Everything that a file has."""
     source = Language(ring.make_job(model_folder, model__task="causal-lm", train__max_length=LENGTH), model_folder)
     return source.examples(source.read(path).rows, ())
-
-
-def test_language_targets_are_tokens_that_have_one_before_them(model_folder: Path, tmp_path: Path) -> None:
-    """Neither padding nor the first token of a row is a target."""
-    path = tiny.write_rows(tmp_path / "rows.csv", 12, seed=1)
-    batch = read(model_folder, path).batch(range(12), {})
-    lengths = batch.mask.sum(-1)
-    assert len(set(lengths.tolist())) > 1
-    targets = batch.labels[:, 1:] != IGNORED
-    assert targets.sum(-1).tolist() == (lengths - 1).tolist()
-    assert torch.equal(batch.labels[:, 1:][targets], batch.ids[:, 1:][targets])
-    assert bool((batch.mask[:, :-1][targets] == 1).all())
-    assert bool((batch.mask[:, 1:][targets] == 1).all())
 
 
 def test_language_blocks_are_the_text(model_folder: Path, tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from edge.data.dataset import OwnerDataset
-from edge.data.questions import LONGEST_ANSWER, QuestionExamples, Questions, best_span, exact_match, f1, normalised
+from edge.data.examples import TextExamples
+from edge.data.questions import LONGEST_ANSWER, AnswerScores, Questions, best_span, exact_match, f1, normalised
 from edge.data.tokens import Batch
 from ringtune.errors import DataError, ModelError
 from ringtune.job.job import Job
@@ -66,10 +67,12 @@ def make_job(model_folder: Path, **overrides: object) -> Job:
     return ring.make_job(model_folder, model__task="question-answering", train__max_length=MAX_LENGTH, **overrides)
 
 
-def load(model_folder: Path, path: Path, **overrides: object) -> tuple[Questions, QuestionExamples]:
+def load(model_folder: Path, path: Path, **overrides: object) -> tuple[TextExamples, AnswerScores]:
     """Everything that a file has."""
     source = Questions(make_job(model_folder, **overrides), model_folder)
-    return source, source.examples(source.read(path).rows, ())
+    examples = source.examples(source.read(path).rows, ())
+    assert isinstance(examples.scores, AnswerScores)
+    return examples, examples.scores
 
 
 def spans(batch: Batch) -> list[tuple[int, int]]:
@@ -80,7 +83,7 @@ def spans(batch: Batch) -> list[tuple[int, int]]:
 def test_questions_windows_hold_the_answer_where_the_target_says(model_folder: Path, tmp_path: Path) -> None:
     """Decoding the target's tokens gives the answer; every answer is in one window at least; nothing is too long."""
     rows = make_questions(40, seed=3)
-    _, examples = load(model_folder, write_questions(tmp_path / "rows.jsonl", 40, seed=3))
+    examples, scores = load(model_folder, write_questions(tmp_path / "rows.jsonl", 40, seed=3))
     vocabulary = tiny.vocabulary()
     found = set()
     for first in range(0, len(examples), 8):
@@ -88,7 +91,7 @@ def test_questions_windows_hold_the_answer_where_the_target_says(model_folder: P
         batch = examples.batch(chosen, {})
         assert batch.ids.shape[1] <= MAX_LENGTH
         for row, (start, stop) in enumerate(spans(batch)):
-            window = examples._windows[chosen[row]]
+            window = scores._windows[chosen[row]]
             ids = batch.ids[row]
             if vocabulary[int(ids[start])] == "[CLS]":
                 assert start == stop
@@ -105,9 +108,9 @@ def test_questions_windows_hold_the_answer_where_the_target_says(model_folder: P
 def test_questions_windows_overlap_by_the_stride(model_folder: Path, tmp_path: Path, stride: int) -> None:
     """Neighbouring windows share so many tokens, and together they have the whole context."""
     rows = make_questions(30, seed=4)
-    _, examples = load(model_folder, write_questions(tmp_path / "rows.jsonl", 30, seed=4), data__stride=stride)
+    _, scores = load(model_folder, write_questions(tmp_path / "rows.jsonl", 30, seed=4), data__stride=stride)
     for question, row in enumerate(rows):
-        windows = [window for window in examples._windows if window.question == question]
+        windows = [window for window in scores._windows if window.question == question]
         words: set[int] = set()
         for window in windows:
             words |= set(window.starts)
@@ -122,9 +125,9 @@ def test_questions_cut_a_question_that_is_too_long(model_folder: Path, tmp_path:
     words = " ".join(tiny.words()[:40])
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"question": words, "context": words, "answer": "w20 w21"}))
-    _, examples = load(model_folder, path)
-    assert {len(window.tokens.ids) for window in examples._windows[:-1]} == {MAX_LENGTH}
-    assert any(window.target != (0, 0) for window in examples._windows)
+    _, scores = load(model_folder, path)
+    assert {len(window.tokens.ids) for window in scores._windows[:-1]} == {MAX_LENGTH}
+    assert any(window.target != (0, 0) for window in scores._windows)
 
 
 def test_questions_without_their_answer_are_counted(model_folder: Path, tmp_path: Path) -> None:
@@ -179,19 +182,19 @@ def test_questions_come_from_csv_too(model_folder: Path, tmp_path: Path) -> None
     path = tmp_path / "rows.csv"
     path.write_text("q,c,a\nw1,w2 w3 w4,w3 w4\n")
     columns = {"data__question": "q", "data__context": "c", "data__answer": "a"}
-    _, examples = load(model_folder, path, **columns)
+    examples, _ = load(model_folder, path, **columns)
     batch = examples.batch([0], {})
     assert spans(batch) == [(4, 5)]
 
 
-def _logits(examples: QuestionExamples, batch: Batch, wanted: dict[int, tuple[str, float]]) -> torch.Tensor:
+def _logits(scores: AnswerScores, batch: Batch, wanted: dict[int, tuple[str, float]]) -> torch.Tensor:
     """Logits that point at a text in each window that has it, with a score."""
     logits = torch.full((*batch.ids.shape, 2), -5.0)
     assert batch.examples is not None
     for row, index in enumerate(batch.examples.tolist()):
-        window = examples._windows[index]
+        window = scores._windows[index]
         text, score = wanted[window.question]
-        context = examples._questions[window.question].context
+        context = scores._questions[window.question].context
         at = context.find(text)
         shift = window.first
         for token, (start, stop) in enumerate(zip(window.starts, window.stops, strict=True)):
@@ -206,34 +209,34 @@ def _logits(examples: QuestionExamples, batch: Batch, wanted: dict[int, tuple[st
 @pytest.mark.parametrize("order", [1, -1])
 def test_questions_are_judged_when_all_their_windows_are_in(model_folder: Path, tmp_path: Path, order: int) -> None:
     """Windows may come in any order and micro-batch; each question counts once, with the best span of its windows."""
-    _, examples = load(model_folder, write_questions(tmp_path / "rows.jsonl", 12, seed=5))
-    right = {index: (examples._questions[index].answers[0], 5.0) for index in range(12)}
-    wrong_first = examples._questions[0].context.split()[0]
+    examples, scores = load(model_folder, write_questions(tmp_path / "rows.jsonl", 12, seed=5))
+    right = {index: (scores._questions[index].answers[0], 5.0) for index in range(12)}
+    wrong_first = scores._questions[0].context.split()[0]
     assert wrong_first not in right[0][0]
     right[0] = (wrong_first, 5.0)
     totals: dict[str, float] = {}
     for first in list(range(0, len(examples), 3))[::order]:
         batch = examples.batch(range(first, min(first + 3, len(examples))), {})
-        for name, value in examples.score(batch, _logits(examples, batch, right), 7):
+        for name, value in scores.add(batch, _logits(scores, batch, right), 7):
             totals[name] = totals.get(name, 0.0) + value
     assert (totals["questions"], totals["exact_sum"]) == (12, 11)
     assert 11 <= totals["f1_sum"] < 12
-    assert not examples._open
+    assert not scores._open
 
 
 def test_questions_half_done_evaluations_do_not_leak(model_folder: Path, tmp_path: Path) -> None:
     """A new run begins without what an interrupted one left; two evaluations don't mix."""
-    _, examples = load(model_folder, write_questions(tmp_path / "rows.jsonl", 12, seed=5))
+    examples, scores = load(model_folder, write_questions(tmp_path / "rows.jsonl", 12, seed=5))
     long = next(index for index, count in enumerate(examples.of_rows) if count > 1)
-    first = next(index for index, window in enumerate(examples._windows) if window.question == long)
+    first = next(index for index, window in enumerate(scores._windows) if window.question == long)
     batch = examples.batch([first], {})
-    wanted = {long: (examples._questions[long].answers[0], 1.0)}
+    wanted = {long: (scores._questions[long].answers[0], 1.0)}
     for key in (1, 2):
-        assert dict(examples.score(batch, _logits(examples, batch, wanted), key))["questions"] == 0
-    assert len(examples._open) == 2
+        assert dict(scores.add(batch, _logits(scores, batch, wanted), key))["questions"] == 0
+    assert len(scores._open) == 2
     dataset = OwnerDataset(examples, examples)
     dataset.set_labels(())
-    assert not examples._open
+    assert not scores._open
 
 
 def test_questions_shares_keep_a_question_together(model_folder: Path, tmp_path: Path) -> None:
@@ -250,7 +253,7 @@ def test_questions_shares_keep_a_question_together(model_folder: Path, tmp_path:
     questions: list[str] = []
     for part in parts:
         examples: Any = part._train
-        questions += [row.context for row in examples._questions]
+        questions += [row.context for row in examples.scores._questions]
     assert sorted(questions) == sorted(str(row["context"]) for row in make_questions(20, seed=6))
 
 

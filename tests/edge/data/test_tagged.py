@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from edge.data.dataset import OwnerDataset
-from edge.data.examples import Values
-from edge.data.tagged import TaggedExamples, TaggedTexts
+from edge.data.examples import TextExamples, Values
+from edge.data.tagged import TaggedTexts
 from edge.data.tokens import IGNORED, NoTokenError
 from ringtune.errors import DataError
 from tests.support import hand_ring as ring
@@ -34,7 +34,7 @@ def source_of(folder: Path, max_length: int = LENGTH) -> TaggedTexts:
     return TaggedTexts(ring.make_job(folder, model__task="token-classification", train__max_length=max_length), folder)
 
 
-def examples_of(folder: Path, words: list[str], tags: list[str], max_length: int = LENGTH) -> TaggedExamples:
+def examples_of(folder: Path, words: list[str], tags: list[str], max_length: int = LENGTH) -> TextExamples:
     """One text as an example."""
     return source_of(folder, max_length).examples([tuple(words)], [tuple(tags)])
 
@@ -60,14 +60,16 @@ def test_words_beyond_the_longest_row_are_left_out_and_counted(
     """Of ten words of two tokens, seven begin within 16 tokens with two special ones."""
     with caplog.at_level(logging.WARNING):
         examples = examples_of(model_folder, ["w1s"] * 10, ["O"] * 10)
-    assert examples.num_cut == 3 and examples.width([0]) == LENGTH
+    assert examples.cut_rows == 1 and examples.width([0]) == LENGTH
     assert int((examples.batch([0], TARGETS).labels != IGNORED).sum()) == 7
     assert "3 of 10 words are left out: they are beyond train.max_length = 16 tokens" in caplog.text
 
 
 def test_words_without_a_token_are_refused_where_nothing_is_left(model_folder: Path) -> None:
     """A control character is no token; beside other words it is one more that is left out."""
-    assert examples_of(model_folder, ["\x01", "w1"], ["O", "O"]).num_cut == 1
+    beside = examples_of(model_folder, ["\x01", "w1"], ["O", "O"])
+    batch = beside.batch([0], TARGETS)
+    assert beside.scores is not None and beside.scores.add(batch, batch.labels, 0) == (("cut_words", 1.0),)
     with pytest.raises(NoTokenError, match="a text of 1 words has no token"):
         examples_of(model_folder, ["\x01"], ["O"])
 
@@ -78,10 +80,11 @@ def scored(folder: Path, num_rows: int, *, off: int = 0) -> list[Values]:
     examples = source_of(folder, 64).examples(
         [tuple(row["words"]) for row in rows], [tuple(row["tags"]) for row in rows]
     )
-    found = []
+    found, scores = [], examples.scores
+    assert scores is not None
     for first in range(0, num_rows, 4):
         batch = examples.batch(range(first, min(first + 4, num_rows)), TARGETS)
-        found.append(examples.score(batch, (batch.labels.clamp(min=0) + off) % len(TAGS), 0))
+        found.append(scores.add(batch, (batch.labels.clamp(min=0) + off) % len(TAGS), 0))
     return found
 
 

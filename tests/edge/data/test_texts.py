@@ -91,13 +91,14 @@ def test_sums_of_numbers_come_with_the_last_row(model_folder: Path, tmp_path: Pa
     few = source.read(write_numbered(tmp_path / "few.csv", 9, seed=1))
     nine = source.examples(few.rows, few.targets)
     every = nine.batch(range(9), {})
-    assert nine.score(every, every.labels, 0) == ()
+    assert nine.scores is not None and nine.scores.add(every, every.labels, 0) == ()
     found = source.read(write_numbered(tmp_path / "rows.csv", 12, seed=1))
     examples = source.examples(found.rows, found.targets)
-    values = []
+    values, scores = [], examples.scores
+    assert scores is not None
     for first in (0, 8):
         batch = examples.batch(range(first, min(first + 8, 12)), {})
-        values.append(dict(examples.score(batch, batch.labels, 0)))
+        values.append(dict(scores.add(batch, batch.labels, 0)))
     assert values[0] == {} and values[1]["numbers"] == 12
     assert values[1]["spearman_sum"] == pytest.approx(1.0)
     assert values[1]["products_sum"] == values[1]["true_squares"] == values[1]["predicted_squares"]

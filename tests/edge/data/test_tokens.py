@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from pathlib import Path
@@ -156,7 +157,7 @@ def test_rows_are_cut_on_the_side_of_the_settings(tmp_path: Path) -> None:
     for side, tokens in kept.items():
         folder = _bert(tmp_path / side, truncation_side=side, model_input_names=["input_ids"])
         tokenizer = load_tokenizer(folder)
-        row = Encoder(tokenizer, ["a a b [ mask ]"]).rows([0], max_length=4)[0]
+        row = Encoder(tokenizer, ["a a b [ mask ]"], 4)[0]
         assert tokenizer.convert_ids_to_tokens(list(row.ids)) == tokens
         assert "token_type_ids" not in tokenizer("a")
 
@@ -184,8 +185,8 @@ def test_a_key_of_a_tokenizer_without_a_number_changes_no_token(tmp_path: Path) 
 
     def rows(**settings: Any) -> list[Any]:
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(saved | settings))
-        encoder = Encoder(load_tokenizer(tmp_path), [_SENTENCE])
-        return [encoder.rows([0], max_length=length) for length in (64, 4)]
+        tokenizer = load_tokenizer(tmp_path)
+        return [Encoder(tokenizer, [_SENTENCE], length)[0] for length in (64, 4)]
 
     wanted = rows()
     for key in (*sorted(NO_NUMBER), "image_token"):
@@ -228,8 +229,8 @@ def test_tokenizer_that_panics_is_an_error_without_the_text(tmp_path: Path) -> N
     endless = {"type": "Split", "pattern": {"Regex": "(a|aa)+$"}, "behavior": "Isolated", "invert": False}
     (folder / "tokenizer.json").write_text(json.dumps({**content, "pre_tokenizer": endless}))
     tokenizer, text = load_tokenizer(folder), "a" * 60 + "!"
-    encoder = Encoder(tokenizer, [text])
-    for encode in (lambda: encoder.rows([0], max_length=8), lambda: tokenizer(["", text])):
+    encoder = Encoder(tokenizer, [text], 8)
+    for encode in (functools.partial(encoder.__getitem__, 0), functools.partial(tokenizer, ["", text])):
         with pytest.raises(ModelError, match="its tokenizer fails at a text; take the tokenizer") as refused:
             encode()
         assert "aaa" not in str(refused.value)

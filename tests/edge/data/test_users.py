@@ -69,7 +69,7 @@ def test_users_have_all_windows_of_their_questions(tmp_path: Path, model_folder:
     found = _load(job, model_folder, train)
     assert [user.name for user in found.users] == sorted(f"u{at}" for at in range(10) if at != 3)
     assert sum(user.train_rows for user in found.users) == found.train_rows > 9
-    windows = found._train._windows  # type: ignore[attr-defined]
+    windows = found._train.scores._windows
     at = 0
     for index, user in enumerate(found.users):
         assert {window.question for window in windows[at : at + user.train_rows]} == {index}

@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from edge.model.skeleton import build_skeleton
-from edge.model.slice import BlockRunner, materialise
-from edge.model.tensor_files import SafetensorsFiles
+from edge.model.slice import BlockRunner
 from ringtune.job.job import parse_job
 from tests.support.tiny_families import write_family
+from tests.support.whole_models import built
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_dot_product_flash_attention_for_cpu")
 
@@ -42,10 +41,7 @@ def test_products_of_a_block_are_in_bfloat16(tmp_path: Path, model_type: str, ad
     found = {}
     hidden, mask = torch.randn(2, 5, 32), torch.ones(2, 5, dtype=torch.long)
     for compute in ("float32", "bfloat16"):
-        with torch.random.fork_rng(devices=[]), SafetensorsFiles(folder) as weights:
-            skeleton = build_skeleton(folder, parse_job(text, source="test"))
-            cpu = torch.device("cpu")
-            materialise(skeleton, weights, blocks=[0], with_embedding=False, dtype=torch.float32, device=cpu)
+        skeleton = built(folder, parse_job(text, source="test"), [0])
         runner = BlockRunner(skeleton, dropout=0.0, seed=0, compute=compute)
         given = hidden.clone().requires_grad_()
         context = runner.context(given, mask)

@@ -30,6 +30,7 @@ from tests.support import offload
 from tests.support.plain_rows import Ours, Plain
 from tests.support.tiny_families import (
     DECODERS,
+    ENCODERS,
     HIDDEN,
     IMAGE_SIZE,
     MODEL_TYPES,
@@ -300,6 +301,101 @@ def test_senseless_values_are_refused_by_their_file(tmp_path: Path) -> None:
             else:
                 assert (model_type, key, value) not in _BUILT
     assert len(refused) > 150 and all("config.json" in words for words in refused)
+
+
+_ALONE_4: dict[str, Any] = {"hidden_size_per_layer_input": 0}
+_E2B: dict[str, Any] = {"hidden_size_per_layer_input": 8}
+_NOT_TRUSTED: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("phi3", {"hidden_size": None}, "it has none of hidden_size"),
+    ("phi3", {"hidden_size": "32"}, "hidden_size is '32', it has to be a whole number"),
+    ("phi3", {"num_hidden_layers": 10**9}, "blocks are more than"),
+    ("phi3", {"num_key_value_heads": 3}, "4 heads can't share 3"),
+    ("phi3", {"rope_scaling": {"rope_type": "dynamic"}}, "depends on the longest text"),
+    ("phi3", {"n_layer": 3}, "num_hidden_layers 4 and n_layer 3 are one"),
+    ("phi3", {"pad_token_id": "0"}, "pad_token_id is '0', it has to be a whole number"),
+    ("phi3", {"tie_word_embeddings": "no"}, "it has to be true or false"),
+    ("phi3", {"attn_config": {"kv_n_heads": 0}}, "kv_n_heads is 0, it has to be a whole number above 0"),
+    ("phi3", {"expansion_ratio": math.inf}, "expansion_ratio is inf"),
+    ("phi3", {"word_embed_proj_dim": [1]}, "word_embed_proj_dim is [1]"),
+    ("phi3", {"logits_scaling": "4"}, "logits_scaling is '4', it has to be a number above 0"),
+    ("phi3", {"num_local_experts": 1 << 30}, "experts in all blocks are more than"),
+    ("phi3", {"auto_map": {"AutoModel": "code.Model"}}, "names code to run"),
+    ("phi3", {"_attn_implementation": "owner/kernel"}, "use eager or sdpa"),
+    (
+        "phi3",
+        {"rope_parameters": {"full_attention": {"rope_theta": 1e4}, "sliding_attention": {"rope_theta": 5e5}}},
+        "two bases, 10000.0 and 500000.0",
+    ),
+    (
+        "gemma4_text",
+        {**_ALONE_4, "num_kv_shared_layers": 1},
+        "transformers computes no model with shared keys and without inputs",
+    ),
+    ("gemma3", {}, "text_config has to be a table"),
+    ("gemma4_text", {**_E2B, "num_kv_shared_layers": 2}, "no block before the last 2 makes keys of full_attention"),
+    ("gemma4_text", {**_E2B, "num_kv_shared_layers": 4}, "num_kv_shared_layers is 4, of 4 blocks the first ones"),
+    ("gemma4_text", {**_E2B, "num_kv_shared_layers": "2"}, "num_kv_shared_layers is '2', it has to be a whole number"),
+    (
+        "gemma4_text",
+        {**_ALONE_4, "layer_types": ["full_attention"]},
+        "layer_types has to name sliding_attention or full_attention",
+    ),
+    ("gemma3n_text", {"intermediate_size": [48, 48]}, "or one for each block, but is [48, 48]"),
+    ("gemma4_text", {**_ALONE_4, "per_layer_config": [1]}, "head_dim has to be a whole number above 0"),
+    (
+        "gemma4_text",
+        {**_ALONE_4, "per_layer_config": {"1": {"head_dim": "8"}}},
+        "head_dim has to be a whole number above 0",
+    ),
+    ("albert", {"inner_group_num": 2}, "inner_group_num is 2: a group of several layers is refused"),
+    ("albert", {"num_hidden_groups": 3}, "4 can't be shared by num_hidden_groups 3: each group has as many layers"),
+    ("deberta-v2", {"conv_kernel_size": 3}, "conv_kernel_size is refused: a convolution beside block 0"),
+    ("deberta-v2", {"pos_att_type": ["c2p", "p2p"]}, "pos_att_type = 'c2p|p2p' is not supported"),
+    ("deberta-v2", {"embedding_size": 16}, "embedding_size: not known for model_type 'deberta-v2'"),
+    ("deberta-v2", {"relative_attention": False}, "pos_att_type without relative_attention"),
+    ("deberta-v2", {"norm_rel_ebd": 1}, "norm_rel_ebd has to be str"),
+    ("deberta", {"talking_head": True}, "talking_head: not known for model_type 'deberta'"),
+    ("deberta", {"max_relative_positions": -2}, "max_relative_positions is -2"),
+    ("mpnet", {"relative_attention_num_buckets": 16}, "it has to be at least 32"),
+    ("mpnet", {"is_decoder": True}, "a decoder attends only backwards"),
+    ("camembert", {"position_embedding_type": "relative_key"}, "'relative_key' is not supported"),
+    ("ernie", {"hidden_size": 30}, "hidden_size 30 can't be shared by 4 heads"),
+    ("modernbert", {"num_hidden_layers": "4"}, "num_hidden_layers has to be int"),
+    ("modernbert", {"layer_types": ["full_attention"] * 4}, "layer_types: not known"),
+    ("modernbert", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_scaling: not known"),
+    ("modernbert", {"auto_map": {"AutoModel": "code.Model"}}, "names code to run"),
+    ("modernbert", {"classifier_pooling": "max"}, "classifier_pooling = 'max' is not supported"),
+    ("qwen2", {"layer_types": ["full_attention"]}, "layer_types has to name 4 layers"),
+    ("qwen2", {"layer_types": ["chunked_attention"] * 4}, "layer_types has to name 4 layers"),
+    (
+        "qwen2",
+        {"layer_types": ["sliding_attention"] * 4, "use_sliding_window": False},
+        "there is no sliding_window",
+    ),
+    ("qwen2", {"layer_types": "full_attention"}, "layer_types has to be list"),
+    ("qwen3", {"num_key_value_heads": 3}, "4 heads can't share 3"),
+    ("qwen3", {"rope_scaling": {"rope_type": "dynamic"}}, "rope_scaling of type 'dynamic'"),
+    ("gemma", {"rope_scaling": {"type": "linear", "factor": 2}}, "rope_scaling is refused"),
+    ("gemma", {"pad_token_id": -1}, "pad_token_id"),
+    ("gemma2", {"sliding_window": None}, "sliding_window can't be null"),
+    ("gemma2", {"final_logit_softcapping": 0.0}, "final_logit_softcapping"),
+    ("gemma3_text", {"use_bidirectional_attention": True}, "attend backwards only"),
+    ("gemma3_text", {"sliding_window_pattern": 0}, "sliding_window_pattern"),
+    ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers has to have 4 values"),
+    ("smollm3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval"),
+    ("smollm3", {"pad_token_id": 128004}, "is no row of a table"),
+    ("qwen3", {"auto_map": {"AutoModel": "code.Model"}}, "names code to run"),
+)
+"""Families with values that do not fit together, would change the computation, or have no size to plan with."""
+
+
+def test_config_of_a_family_is_not_trusted(tmp_path: Path) -> None:
+    """What planning needs is checked, with the key; code is never loaded."""
+    config = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config |= {"vocab_size": 300, "pad_token_id": 0}
+    for model_type, values, message in _NOT_TRUSTED:
+        sizes = sizes_of(model_type) if model_type in ENCODERS else config
+        require_refused(tmp_path, {"model_type": model_type, **sizes, **values}, message)
 
 
 def require_refused(folder: Path, config: dict[str, Any], message: str) -> None:

@@ -11,13 +11,11 @@ from safetensors.torch import load_file, save_file
 from edge.data.tokens import Batch, check_ids
 from edge.model.heads import task_of
 from edge.model.owner import OwnerParts
-from edge.model.skeleton import build_skeleton
-from edge.model.slice import materialise
-from edge.model.tensor_files import SafetensorsFiles
 from ringtune.errors import ModelError
 from ringtune.job.job import Adapter, Job, Model
 from tests.support.plain_rows import Ours
 from tests.support.tiny_families import write_family
+from tests.support.whole_models import built
 
 _PLACES = {  # tensor -> what has to be named
     "model.layers.1.mlp.up_proj.weight": r"model\.safetensors: tensor model\.layers\.1\.mlp\.up_proj\.weight",
@@ -45,15 +43,8 @@ def test_number_of_a_frozen_weight_that_is_not_finite_is_named(
 
 def _embed_all(folder: Path, job: Job) -> None:
     """Build the whole model as an owner has it, and embed every token."""
-    task = task_of(job.model.task)
-    skeleton = build_skeleton(folder, job)
-    head = task.add(skeleton.model, ())
-    with SafetensorsFiles(folder) as weights:
-        materialise(
-            skeleton, weights, blocks=range(2), with_embedding=True, dtype=torch.float32, device=torch.device("cpu")
-        )
-        task.connect(skeleton, head, weights)
-    owner = OwnerParts(skeleton, head, task, job.train)
+    skeleton = built(folder, job, range(2), labels=())
+    owner = OwnerParts(skeleton, skeleton.model.head, task_of(job.model.task), job.train)
     rows = skeleton.model.config.vocab_size
     ids = torch.arange(rows)[None]
     owner.embed(Batch(ids=ids, mask=torch.ones_like(ids), token_type_ids=torch.zeros_like(ids), labels=ids))

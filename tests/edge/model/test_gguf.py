@@ -40,7 +40,6 @@ from tests.support import whole_models as whole
 from tests.support.chat_models import write_tokenizer
 from tests.support.in_process import calling
 from tests.support.lora_runs import ALL_MATRICES, lora_run
-from tests.support.saved_runs import write_run
 from tests.support.tiny_families import write_family
 
 LLAMA_3 = {
@@ -439,21 +438,6 @@ def test_command_writes_a_model_for_llama_cpp(tmp_path: Path, monkeypatch: pytes
     assert "llama-cli -m model.gguf" in card and "library_name: gguf" in card
     assert not any(str(tmp_path).encode() in path.read_bytes() for path in out.iterdir())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "out", "run"]
-
-
-@pytest.mark.parametrize(
-    ("typed", "message"),
-    [
-        (["--format", "gguf"], "is of the task sequence-classification, GGUF is for language models"),
-        (["--format", "gguf-lora", "--merge"], "leave --merge or --format gguf-lora out"),
-    ],
-)
-def test_command_refuses_what_gguf_does_not_hold(tmp_path: Path, typed: list[str], message: str) -> None:
-    """One line with the remedy; nothing is written."""
-    run = write_run(tmp_path / "run")
-    shown = CliRunner().invoke(cli.app, ["export", str(run), "--out", str(tmp_path / "out"), *typed])
-    assert shown.exit_code == UsageError.exit_code
-    assert message in shown.stderr and not (tmp_path / "out").exists()
 
 
 def test_missing_package_and_tokenizer_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

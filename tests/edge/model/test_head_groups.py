@@ -22,15 +22,14 @@ from edge.model.head_groups import (
     subnet_slices,
     subnets_of_block,
 )
-from edge.model.skeleton import build_skeleton
-from edge.model.slice import BlockRunner, materialise
-from edge.model.tensor_files import SafetensorsFiles
+from edge.model.slice import BlockRunner
 from edge.techniques.activation_checkpointing import saved_tensors, storage_bytes
 from ringtune.errors import PlanError
 from ringtune.job.job import parse_job
 from ringtune.models.families import FAMILIES, LAYOUTS
 from ringtune.schedule.operation_tables import Subnets
 from tests.support.tiny_families import MODEL_TYPES, base_model, write_family
+from tests.support.whole_models import built
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
@@ -53,38 +52,43 @@ def test_slices_of_all_subnets_are_whole_parameters(model_type: str) -> None:
         assert all("norm" in name.lower() or "ln_" in name or name.endswith("bias") for name in others), others
 
 
-def test_slices_of_bert_are_rows_of_heads_and_columns_behind() -> None:
-    """Head 1 of four at width 32, and its quarter of 48 rows."""
-    model = base_model("bert", num_blocks=1)
-    block = model.encoder.layer[0]
-    parts = subnet_slices(block, "bert", subnets_of_block(block, "bert", model.config, 4))[1]
-    assert WeightSlice("attention.self.query.weight", 0, 8, 16) in parts
-    assert WeightSlice("attention.self.query.bias", 0, 8, 16) in parts
-    assert WeightSlice("attention.output.dense.weight", 1, 8, 16) in parts
-    assert WeightSlice("intermediate.dense.weight", 0, 12, 24) in parts
-    assert WeightSlice("output.dense.weight", 1, 12, 24) in parts
-    assert not [part for part in parts if part.name == "output.dense.bias"]
+SLICES = {
+    "bert": (
+        WeightSlice("attention.self.query.weight", 0, 8, 16),
+        WeightSlice("attention.self.query.bias", 0, 8, 16),
+        WeightSlice("attention.output.dense.weight", 1, 8, 16),
+        WeightSlice("intermediate.dense.weight", 0, 12, 24),
+        WeightSlice("output.dense.weight", 1, 12, 24),
+    ),
+    "gpt2": (
+        *(WeightSlice("attn.c_attn.weight", 1, at, at + 8) for at in (8, 40, 72)),
+        WeightSlice("mlp.c_proj.weight", 0, 12, 24),
+    ),
+    "llama": (
+        WeightSlice("self_attn.q_proj.weight", 0, 16, 32),
+        WeightSlice("self_attn.k_proj.weight", 0, 8, 16),
+        WeightSlice("mlp.gate_proj.weight", 0, 24, 48),
+    ),
+}
+"""Some of subnet 1 of four heads at width 32: rows of heads and columns behind them, and its quarter of 48 rows.
+
+GPT-2 stores queries, keys and values side by side, with a row for each input. Llama has four query heads over two
+key/value heads, of which two subnets keep those that belong together, and a gate.
+"""
 
 
-def test_slices_of_gpt2_are_three_ranges_of_one_matrix() -> None:
-    """Stored with a row for each input; queries, keys and values side by side."""
-    model = base_model("gpt2", num_blocks=1)
-    parts = subnet_slices(model.h[0], "gpt2", subnets_of_block(model.h[0], "gpt2", model.config, 4))[1]
-    merged = [part[1:] for part in parts if part.name == "attn.c_attn.weight"]
-    assert merged == [(1, 8, 16), (1, 40, 48), (1, 72, 80)]
-    assert WeightSlice("mlp.c_proj.weight", 0, 12, 24) in parts
-
-
-def test_slices_of_llama_keep_query_heads_with_their_key_value_head() -> None:
-    """Four query heads over two key/value heads, and a gate."""
-    model = base_model("llama", num_blocks=1)
-    subnets = subnets_of_block(model.layers[0], "llama", model.config, 2)
-    parts = subnet_slices(model.layers[0], "llama", subnets)[1]
-    assert WeightSlice("self_attn.q_proj.weight", 0, 16, 32) in parts
-    assert WeightSlice("self_attn.k_proj.weight", 0, 8, 16) in parts
-    assert WeightSlice("mlp.gate_proj.weight", 0, 24, 48) in parts
-    with pytest.raises(PlanError, match="4 subnets do not divide 2 key/value heads"):
-        subnets_of_block(model.layers[0], "llama", model.config, 4)
+@pytest.mark.parametrize("model_type", SLICES)
+def test_slices_of_a_subnet_are_those_of_its_heads(model_type: str) -> None:
+    """No subnet has the bias of an output matrix, and none a part of a key/value head."""
+    model = base_model(model_type, num_blocks=1)
+    block = model.get_submodule(FAMILIES[model_type].blocks_path)[0]
+    count = 2 if model_type == "llama" else 4
+    parts = subnet_slices(block, model_type, subnets_of_block(block, model_type, model.config, count))[1]
+    assert set(SLICES[model_type]) <= set(parts)
+    assert not [part for part in parts if part.name in ("output.dense.bias", "attn.c_proj.bias", "mlp.c_proj.bias")]
+    if model_type == "llama":
+        with pytest.raises(PlanError, match="4 subnets do not divide 2 key/value heads"):
+            subnets_of_block(block, model_type, model.config, 4)
 
 
 RANGES = ((1, 3), (4, 7))
@@ -97,10 +101,7 @@ def runner_of(folder: Path, adapter: str, model_type: str = "bert") -> tuple[Blo
         f'[model]\npath = "{folder}"\ntask = "sequence-classification"\n[adapter]\nconfig = "{adapter}"\n',
         source="test",
     )
-    skeleton = build_skeleton(folder, job)
-    with SafetensorsFiles(folder) as weights:
-        device = torch.device("cpu")
-        materialise(skeleton, weights, blocks=[0], with_embedding=False, dtype=torch.float32, device=device)
+    skeleton = built(folder, job, [0])
     return BlockRunner(skeleton, dropout=0.0, seed=0), skeleton.model
 
 

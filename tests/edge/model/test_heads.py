@@ -2,49 +2,22 @@
 
 from __future__ import annotations
 
-import weakref
-from typing import Any
-
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from edge.data.tokens import IGNORED, Batch
 from edge.model import frozen_weights, heads
 from edge.model.four_bit import WideningBuffer
 from edge.model.frozen_weights import CompactMatrix, FrozenMatrix, RowScaled, round_to_int8
-from edge.model.heads import CausalLanguageModel, HeadCounts, require_largest, text_logits, token_loss
+from edge.model.heads import HeadCounts, require_largest, task_of, text_logits, token_loss
 from edge.model.prediction_heads import Head
 from ringtune.costs.memory_sizes import MAX_LOGIT_BYTES
 from ringtune.errors import DivergedError
+from ringtune.models.family import CAUSAL_LM
+from tests.support.live_bytes import LiveBytes
 
 ROWS, TOKENS, WIDTH, VOCAB = 3, 40, 8, 97
 EXACT = 1e-9
-
-
-class LogitBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of tensors over a vocabulary that live at the same time; operations are watched as they run."""
-
-    def __init__(self, vocabulary: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.vocabulary = vocabulary
-        self.live: dict[int, int] = {}
-        self.peak_bytes = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation, then look at what it made."""
-        made = func(*args, **(kwargs or {}))
-        for tensor in made if isinstance(made, tuple | list) else (made,):
-            if torch.is_tensor(tensor) and self.vocabulary in tensor.shape and WIDTH not in tensor.shape:
-                self._note(tensor.untyped_storage())
-        return made
-
-    def _note(self, storage: torch.UntypedStorage) -> None:
-        address = storage.data_ptr()
-        if address not in self.live:
-            self.live[address] = storage.nbytes()
-            self.peak_bytes = max(self.peak_bytes, sum(self.live.values()))
-            weakref.finalize(storage, self.live.pop, address, None)
 
 
 def head_of(weight_VD: torch.Tensor) -> Head:
@@ -67,7 +40,7 @@ def a_batch(rows: int = ROWS, tokens: int = TOKENS, vocabulary: int = VOCAB) -> 
 def computed(hidden_BTD: torch.Tensor, weight_VD: torch.Tensor, batch: Batch) -> tuple[HeadCounts, torch.Tensor]:
     """Loss, hits, and the gradient of the hidden state."""
     leaf = hidden_BTD.clone().requires_grad_(True)
-    counts = CausalLanguageModel().run(head_of(weight_VD), leaf * 2.0, batch, {})
+    counts = task_of(CAUSAL_LM).run(head_of(weight_VD), leaf * 2.0, batch, {})
     torch.autograd.backward([counts.loss_sum / 7])
     assert leaf.grad is not None
     return counts, leaf.grad
@@ -89,29 +62,33 @@ def test_chunks_give_the_loss_and_gradient_of_all_logits(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 64])
-def test_chunks_with_a_cap_give_the_loss_and_gradients_of_capped_logits(chunk: int) -> None:
-    """Of hidden state, table and bias, in double precision; without the cap the loss is another."""
+@pytest.mark.parametrize("cap", [0.0, 2.5])
+@pytest.mark.parametrize("hidden_trains", [True, False])
+def test_chunks_give_the_loss_and_gradients_of_autograd(chunk: int, cap: float, hidden_trains: bool) -> None:
+    """Of hidden state, table and bias, in double precision, with capped logits or not; without a cap it is another."""
     generator = torch.Generator().manual_seed(2)
     hidden, table = (torch.randn(n, 4, dtype=torch.float64, generator=generator).mul_(3) for n in (9, 11))
     bias = torch.randn(11, dtype=torch.float64, generator=generator).requires_grad_(True)
     labels = torch.tensor([0, 5, IGNORED, 10, 3, 3, IGNORED, 1, 2])
-    hidden.requires_grad_(True)
-    table.requires_grad_(True)
-    got = token_loss(hidden, table, labels, chunk=chunk, ignored=IGNORED, cap=2.5, bias_V=bias).loss_sum
-    logits = 2.5 * torch.tanh((hidden @ table.T + bias) / 2.5)
-    want = torch.nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
-    found, wanted = (torch.autograd.grad(2 * loss, (hidden, table, bias)) for loss in (got, want))
+    leaves = [hidden.requires_grad_(hidden_trains), table.requires_grad_(True), bias]
+    got = token_loss(hidden, table, labels, chunk=chunk, cap=cap, bias_V=bias).loss_sum
+    logits = hidden @ table.T + bias
+    want, plain = (
+        torch.nn.functional.cross_entropy(each, labels, ignore_index=IGNORED, reduction="sum")
+        for each in (cap * torch.tanh(logits / cap) if cap else logits, logits)
+    )
+    trained = [leaf for leaf in leaves if leaf.requires_grad]
+    found, wanted = (torch.autograd.grad(2 * loss, trained) for loss in (got, want))
     assert float(got.detach()) == pytest.approx(float(want.detach()), abs=EXACT)
     assert all(torch.allclose(*pair, rtol=0.0, atol=EXACT) for pair in zip(found, wanted, strict=True))
-    plain = token_loss(hidden.detach(), table, labels, chunk=chunk, ignored=IGNORED).loss_sum
-    assert abs(float(plain.detach() - got.detach())) > 1.0
+    assert (abs(float(plain.detach() - got.detach())) > 1.0) is bool(cap)
 
 
 def test_chunks_survive_logits_that_overflow_alone() -> None:
     """Large logits are brought down by their largest first, as the library's loss does."""
     hidden = torch.full((4, 2), 500.0, requires_grad=True)
     table, labels = torch.tensor([[1.0, 1.0], [0.5, 0.5], [-1.0, 0.0]]), torch.tensor([0, 1, 2, 0])
-    found = token_loss(hidden, table, labels, chunk=3, ignored=IGNORED)
+    found = token_loss(hidden, table, labels, chunk=3)
     wanted = torch.nn.functional.cross_entropy(hidden @ table.T, labels, reduction="sum")
     assert float(found.loss_sum.detach()) == pytest.approx(float(wanted.detach()))
     assert found.num_correct == 2
@@ -119,40 +96,15 @@ def test_chunks_survive_logits_that_overflow_alone() -> None:
     assert hidden.grad is not None and bool(torch.isfinite(hidden.grad).all())
 
 
-@pytest.mark.parametrize("hidden_trains", [True, False])
-def test_chunks_give_the_gradient_of_a_table_that_trains(hidden_trains: bool) -> None:
-    """As autograd does through all logits, whether the hidden state wants a gradient or not."""
-    generator = torch.Generator().manual_seed(2)
-    hidden, table = (torch.randn(n, 3, dtype=torch.float64, generator=generator) for n in (7, 5))
-    labels = torch.tensor([0, 4, IGNORED, 2, 2, IGNORED, 1])
-    grads = []
-    for chunk in (None, 2):
-        leaves = [hidden.clone().requires_grad_(hidden_trains), table.clone().requires_grad_(True)]
-        if chunk is None:
-            loss = torch.nn.functional.cross_entropy(
-                leaves[0] @ leaves[1].T, labels, reduction="sum", ignore_index=IGNORED
-            )
-        else:
-            loss = token_loss(leaves[0], leaves[1], labels, chunk=chunk, ignored=IGNORED).loss_sum
-        torch.autograd.backward([loss / 5])
-        grads.append([leaf.grad for leaf in leaves])
-    (whole_hidden, whole_table), (hidden_grad, table_grad) = grads
-    assert (hidden_grad is None) is not hidden_trains
-    assert table_grad is not None and whole_table is not None
-    assert torch.allclose(table_grad, whole_table, rtol=0.0, atol=EXACT)
-    if hidden_grad is not None and whole_hidden is not None:
-        assert torch.allclose(hidden_grad, whole_hidden, rtol=0.0, atol=EXACT)
-
-
 def test_chunks_without_targets_or_graph_move_nothing() -> None:
     """A micro-batch of padding alone counts nothing; in an evaluation there is nothing to go backward through."""
     hidden = torch.randn(5, 2, requires_grad=True)
-    found = token_loss(hidden, torch.randn(3, 2), torch.full((5,), IGNORED), chunk=2, ignored=IGNORED)
+    found = token_loss(hidden, torch.randn(3, 2), torch.full((5,), IGNORED), chunk=2)
     torch.autograd.backward([found.loss_sum])
     assert (float(found.loss_sum.detach()), found.num_correct) == (0.0, 0)
     assert hidden.grad is not None and not hidden.grad.any()
     with torch.no_grad():
-        found = token_loss(hidden, torch.randn(3, 2), torch.tensor([0, 1, 2, 0, 1]), chunk=2, ignored=IGNORED)
+        found = token_loss(hidden, torch.randn(3, 2), torch.tensor([0, 1, 2, 0, 1]), chunk=2)
     assert not found.loss_sum.requires_grad
 
 
@@ -169,7 +121,7 @@ def test_logits_of_a_large_vocabulary_are_never_there_at_once(
         held = CompactMatrix(RowScaled(numbers=numbers, scales=scales), native=native, room=WideningBuffer())
         weight = FrozenMatrix.of(held)
         monkeypatch.setattr(frozen_weights, "MAX_WIDENED_BYTES", vocabulary * WIDTH // 8)
-    with LogitBytes(vocabulary) as seen:
+    with LiveBytes(is_counted=lambda made: vocabulary in made.shape and WIDTH not in made.shape) as seen:
         computed(hidden, weight, batch)
     assert MAX_LOGIT_BYTES // 2 < seen.peak_bytes <= MAX_LOGIT_BYTES + 8 * vocabulary
 
@@ -182,13 +134,3 @@ def test_logits_that_overflow_choose_no_token(value: float) -> None:
     with pytest.raises(DivergedError, match=r"which predict nothing; set model.dtype = 'float32'"):
         text_logits(head, hidden * value)
     assert require_largest(torch.tensor([-torch.inf, 1.0])).argmax() == 1
-
-
-def test_task_that_does_not_say_how_it_is_judged_can_not_be_made() -> None:
-    """It is told when the tasks are listed, not at the first loss of a run."""
-
-    class Unjudged(heads.Task):
-        """A task without ``evaluate``."""
-
-    with pytest.raises(TypeError, match="evaluate"):
-        Unjudged()  # type: ignore[abstract]

@@ -149,14 +149,6 @@ def test_bytes_are_those_that_are_told_and_a_text_is_shortened(model_type: str, 
     assert cache.keep(0) == cache.num_tokens == cache.num_bytes == 0
 
 
-def test_causal_mask_of_another_attention_is_made_by_the_library() -> None:
-    """Written-out attention adds its mask to the scores: numbers instead of truth values."""
-    config = config_of("gpt2", num_blocks=1)
-    config._attn_implementation = "eager"
-    mask = causal_context(config, torch.zeros(2, 4, 32), torch.ones(2, 4), window=False).mask
-    assert mask is not None and mask.dtype == torch.float32
-
-
 @pytest.mark.parametrize("tokens", [4, 5, 6, 9])
 @pytest.mark.parametrize("model_type", ["mistral", "gemma2"])
 def test_causal_mask_of_a_window_is_that_of_the_library(model_type: str, tokens: int) -> None:

@@ -11,10 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from coordinator.run.result_files import users_folders
 from edge.model import merge
-from edge.model.heads import task_of
 from edge.model.result import users_files
-from edge.model.skeleton import build_skeleton
-from edge.model.slice import materialise
 from edge.model.tensor_files import SafetensorsFiles
 from edge.techniques.offload.helper import AdapterModules
 from ringtune.errors import IntegrityError
@@ -25,6 +22,7 @@ from ringtune.schedule.run_shape import Owner
 from ringtune.techniques.offload import helped
 from tests.support import offload
 from tests.support.plans import changed, make_plan
+from tests.support.whole_models import built
 
 USERS = ("anna", "ben", "cleo")
 LABELS = ("neg", "pos")
@@ -68,13 +66,9 @@ def _write_run(folder: Path, job: Job, *, private: int = 0) -> Path:
     plan = changed(plan, owners=owners)
     plan = helped(plan, {"anna": "z"}, HelperSettings(users=COLLABORATION, merged=True))
     (folder / "plan.json").write_text(json.dumps(plan.to_json()))
-    skeleton = build_skeleton(Path(job.model.path), job)
-    blocks = range(offload.NUM_BLOCKS)
-    with SafetensorsFiles(Path(job.model.path)) as weights:
-        cpu = torch.device("cpu")
-        materialise(skeleton, weights, blocks=blocks, with_embedding=True, dtype=torch.float64, device=cpu)
+    path, blocks, cpu = Path(job.model.path), range(offload.NUM_BLOCKS), torch.device("cpu")
+    skeleton = built(path, job, blocks, labels=LABELS, dtype=torch.float64)
     generator = torch.Generator().manual_seed(5)
-    path = Path(job.model.path)
     kinds = {user: AdapterModules(path, job_of_user(job, user), blocks, torch.float64, cpu) for user in USERS}
     sets = {
         user: {
@@ -83,7 +77,6 @@ def _write_run(folder: Path, job: Job, *, private: int = 0) -> Path:
         }
         for user, modules in kinds.items()
     }
-    task_of(job.model.task).add(skeleton.model, LABELS)
     others = {user: kinds[user].skeleton for user in job.offload.chosen_adapters}
     files = users_files(skeleton, sets, without_blocks=(), with_head=True, others=others)
     results = {user: result_of_user(job, user) for user in USERS}

@@ -8,6 +8,7 @@ import mmap
 import os
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -53,9 +54,11 @@ def step(optimizers: UnitOptimizers, units: Units, unit: int, *, leave_out: str 
     optimizers.evict_state([unit])
 
 
-def on_disk(folder: Path, units: Units, name: str = "adamw") -> UnitOptimizers:
+def on_disk(folder: Path, units: Units, name: str = "adamw", of: Mapping[str, str] = OF) -> UnitOptimizers:
     """Optimizers whose state rests in a folder."""
-    return UnitOptimizers(Train(optimizer=name, weight_decay=0.01), units, DiskStateStore(folder, name, OF))
+    optimizers = UnitOptimizers(Train(optimizer=name, weight_decay=0.01), units)
+    optimizers.keep_in(DiskStateStore(folder, name, of))
+    return optimizers
 
 
 def mapped(folder: Path) -> bool:
@@ -183,8 +186,7 @@ def damage(path: Path) -> None:
 def exchange(path: Path) -> None:
     """Put the file of another run there."""
     folder, units = path.parent / "other", make_units()
-    other = UnitOptimizers(Train(), units, DiskStateStore(folder, "adamw", {"run": "run-2", "node": "a"}))
-    step(other, units, 0)
+    step(on_disk(folder, units, of={"run": "run-2", "node": "a"}), units, 0)
     path.write_bytes((folder / path.name).read_bytes())
 
 

@@ -103,7 +103,8 @@ def test_optimizer_skips_what_has_no_gradient() -> None:
 def test_optimizer_state_that_is_dropped_begins_anew() -> None:
     """A unit that was inactive has its first update again, with a count of 1; one that stays active goes on."""
     own, plain = (_parameters("w", dtype=torch.float64) for _ in range(2))
-    optimizers = UnitOptimizers(Train(), {0: own}, StateStore())
+    optimizers = UnitOptimizers(Train(), {0: own})
+    optimizers.keep_in(StateStore())
     reference = torch.optim.AdamW([plain["w"]], lr=RATE, weight_decay=0.0)
     for step in range(5):
         if step == 2:

@@ -11,36 +11,17 @@ from edge.profiler import works
 from edge.profiler.works import Bench, uneven_mask
 from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.model_facts import model_facts
-from ringtune.job.job import Adapter, Job, Model
+from ringtune.job.job import Job
 from ringtune.models.adapter_config import trains_own_weights
-from ringtune.models.families import FAMILIES
 from ringtune.schedule.actions import Op
 from ringtune.schedule.operation_tables import BlockCapacity, Choice
 from ringtune.schedule.turns import StepKind
+from tests.edge.model.test_sizes import wide_model
 from tests.support import tiny_families
 from tests.support.hand_ring import make_bench
 from tests.support.plans import make_plan
 
-_WIDE = {"hidden_size": 256, "intermediate_size": 1024, "max_position_embeddings": 128}
-_WIDTHS: dict[str, dict[str, object]] = {
-    "distilbert": {"dim": 256, "hidden_dim": 1024},
-    "gpt2": {"n_embd": 256, "n_inner": 1024, "n_positions": 128},
-    "llama": {**_WIDE, "intermediate_size": 704},
-    "mistral": {**_WIDE, "intermediate_size": 704, "head_dim": None},
-    "vit": {"hidden_size": 256, "intermediate_size": 1024, "image_size": 28},
-}
-
 _CAPACITY = BlockCapacity(full=8.0, forward_only=0.0, forward=1.0, backward=1.0)
-
-
-def make_case(folder: Path, model_type: str, adapter: str, dropout: float = 0.0) -> tuple[Path, Job]:
-    """A folder with a wide model of two blocks, and a job on it."""
-    folder = tiny_families.write_family(folder, model_type, num_blocks=2, **_WIDTHS.get(model_type, _WIDE))
-    task = FAMILIES[model_type].tasks[0]
-    job = Job(model=Model(path=str(folder), task=task), adapter=Adapter(config=adapter)).with_overrides(
-        {"train.max_length": 50, "train.batch_size": 8, "train.microbatches": 1, "train.dropout": dropout}
-    )
-    return folder, job
 
 
 def kept_bytes(bench: Bench, *, is_part: bool, kind: StepKind = StepKind.TRAIN) -> float:
@@ -67,7 +48,7 @@ def test_half_of_a_block_keeps_at_most_what_is_counted(
 
     That is at most 20 % too much. The mask, which a micro-batch has once, may be in either; so may a number a head.
     """
-    half_of_a_block_keeps_what_is_counted(*make_case(tmp_path, model_type, adapter, dropout))
+    half_of_a_block_keeps_what_is_counted(*wide_model(tmp_path, model_type, adapter, dropout))
 
 
 def half_of_a_block_keeps_what_is_counted(folder: Path, job: Job, most: float = 1.2) -> None:
@@ -95,7 +76,7 @@ def test_graphs_of_scores_keep_at_most_what_is_counted(
     """Linear layers whose weights get a gradient keep their inputs, each once; own weights that train do so anyway."""
     chosen = Choice(policy="two-stage", subnets=2, capacities=(_CAPACITY,), backward_score="fisher")
     monkeypatch.setattr(works, "_any_table", lambda subnets: chosen)
-    folder, job = make_case(tmp_path, model_type, adapter)
+    folder, job = wide_model(tmp_path, model_type, adapter)
     facts = model_facts(folder, job)
     bench = make_bench(folder, job, subnets=2)
     step, score = (kept_bytes(bench, is_part=False, kind=kind) for kind in (StepKind.TRAIN, StepKind.SCORE))

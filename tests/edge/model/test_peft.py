@@ -183,6 +183,8 @@ def test_adapter_that_peft_does_not_hold_is_refused(tmp_path: Path, config: str,
         (["--format", "peft", "--merge"], "leave --merge or --format peft out"),
         (["--format", "petf"], "--format 'petf' is not known; did you mean 'peft'?"),
         (["--format", "peft"], "it is no LoRA"),
+        (["--format", "gguf"], "is of the task sequence-classification, GGUF is for language models"),
+        (["--format", "gguf-lora", "--merge"], "leave --merge or --format gguf-lora out"),
     ],
 )
 def test_command_refuses_formats_that_do_not_go_together(tmp_path: Path, typed: list[str], message: str) -> None:

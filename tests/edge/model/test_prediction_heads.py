@@ -14,7 +14,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from edge.model.heads import NUMBER, task_of
 from edge.model.prediction_heads import Head
-from edge.model.result import adapter_files
+from edge.model.result import result_files
 from edge.model.skeleton import build_skeleton
 from ringtune.job.job import Job, Model, Train
 from ringtune.models.families import FAMILIES
@@ -75,7 +75,8 @@ def test_heads_have_the_bits_of_the_library(family: Callable[[str], Path], tmp_p
         elif task == REGRESSION:
             wanted.config["label2id"] = names
         PredictionHeadLoader(stock, use_safetensors=True).save(str(out), reference.NAME)
-        files = {name: bytes(one) for name, one in adapter_files(skeleton, without_blocks=(), with_head=True).items()}
+        saved = result_files(skeleton, task, folder, without_blocks=(), with_head=True)
+        files = {name: bytes(content) for name, content in saved.items()}
         assert files["head_config.json"] == (out / "head_config.json").read_bytes()
         ours, its = load(files["model_head.safetensors"]), load((out / "model_head.safetensors").read_bytes())
         assert ours.keys() == its.keys() and all(torch.equal(ours[name], its[name]) for name in its), task

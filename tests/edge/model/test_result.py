@@ -14,11 +14,8 @@ import torch
 from safetensors.torch import load, load_file, save_file
 
 from coordinator.run.collect import ExpectedResult, check_parts
-from edge.model.heads import task_of
 from edge.model.result import result_files, users_files
-from edge.model.skeleton import ADAPTER, build_skeleton
-from edge.model.slice import materialise
-from edge.model.tensor_files import SafetensorsFiles
+from edge.model.skeleton import ADAPTER
 from edge.techniques.offload.sites import adapter_weights
 from ringtune.costs.model_facts import model_facts
 from ringtune.errors import DivergedError, IntegrityError, PlanError
@@ -101,15 +98,9 @@ WITHOUT_MTL = ("gpt2", *tiny_families.PLUGGED)
 
 def _part(folder: Path, job: Job, blocks: Iterable[int], *, is_owner: bool) -> dict[str, Pieces]:
     """What a node hands in that hosts these blocks."""
-    skeleton, head, task = build_skeleton(folder, job), None, job.model.task
-    if is_owner:
-        head = task_of(task).add(skeleton.model, LABELS if labels_of(task) else ())
-    kind = getattr(torch, job.model.dtype)
-    with SafetensorsFiles(folder) as weights:
-        materialise(skeleton, weights, blocks=blocks, with_embedding=is_owner, dtype=kind, device=torch.device("cpu"))
-        if head is not None:
-            task_of(task).connect(skeleton, head, weights)
-            head.to(kind)
+    task = job.model.task
+    labels = (LABELS if labels_of(task) else ()) if is_owner else None
+    skeleton = whole_models.built(folder, job, blocks, labels=labels)
     return result_files(skeleton, task, folder, without_blocks=(), with_head=is_owner)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ from ringtune.errors import IntegrityError, ModelError
 from ringtune.models.families import FAMILIES
 from ringtune.models.folder import INDEX_FILE, WEIGHTS_FILE
 from tests.support import hand_ring as ring
-from tests.support import reference, tiny
+from tests.support import tiny
 from tests.support.slice_memory import is_mapped, mapped_bytes
 from tests.support.tiny_families import write_family
 
@@ -47,17 +46,6 @@ def _executor(model_folder: Path, folder: Path, node: str, **overrides: object) 
     datasets = ring.make_datasets(job, model_folder, folder, ("a",))
     plan = ring.make_plan(job, datasets, SLICES)
     return NodeExecutor(plan, node, job, model_folder, datasets.get(node))
-
-
-def test_slice_starts_from_the_values_of_one_process(model_folder: Path, tmp_path: Path) -> None:
-    """Adapters and head before the first step are bit-equal to the library's for the job's seed, on every node."""
-    values: dict[str, Any] = {"model__dtype": "float32", "adapter__config": "seq_bn|lora[r=2]", "train__seed": 7}
-    hand = ring.make_ring(model_folder, tmp_path, SLICES, **values)
-    got = hand.tensors()
-    whole = reference.Trained(model=reference.whole_model(hand.job, hand.plan, model_folder))
-    want = {**whole.adapter(), **whole.head()}
-    assert got.keys() == want.keys()
-    assert all(torch.equal(got[name], want[name]) for name in want)
 
 
 def test_slice_reads_and_hosts_only_its_own_blocks(model_folder: Path, tmp_path: Path, read_names: list[str]) -> None:
