@@ -191,8 +191,6 @@ def run_probe(plan: Plan, profile: Profile, costs: CourseCosts, granted: Items, 
         action_s=ProfileTimes(costs, granted),
         transport=MeasuredLinks(costs, profile, granted=granted),
         observer=observer,
-        record=False,
-        wait_s=float("inf"),
         rest=costs.rest,
     )
     observer.stop = ring.clock.stop
