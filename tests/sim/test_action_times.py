@@ -111,12 +111,6 @@ def test_profile_times_depend_on_the_size() -> None:
 BACKWARD = Action(Op.BACKWARD, 4, 0, 2, 4)
 
 
-def test_recorded_times_of_the_same_run_are_met_exactly() -> None:
-    """The very action has its very time."""
-    found = times([("b", BACKWARD, 9.0), ("b", BACKWARD._replace(micro=1), 1.0)], same_run=True)
-    assert [found("b", BACKWARD), found("b", BACKWARD._replace(micro=1))] == [9.0, 1.0]
-
-
 def test_recorded_times_of_another_run_are_drawn_per_block() -> None:
     """A sample of two blocks counts half for one; the seed decides which is drawn."""
     samples = [("b", BACKWARD, 8.0), ("b", BACKWARD._replace(micro=1), 2.0), ("b", UPDATE_HEAD._replace(seq=4), 0.1)]
