@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from ringtune.costs.action_costs import CourseCosts
 from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.schedule.actions import TensorKey
 from sim.ledger import REPLICA_GRAD, UNIT_GRAD, Items
@@ -83,9 +82,9 @@ class MeasuredLinks:
     """Arrival times from the links of a profile.
 
     Args:
-        costs: of the run: bytes of messages, and seconds to encode and decode them.
+        granted: the items of the run, with the padded tokens of each micro-batch, and its costs: bytes of messages, and
+            seconds to encode and decode them.
         profile: with the links; without any, messages take only the time to encode and decode.
-        granted: the items of the run, with the padded tokens of each micro-batch.
         control_latency_s: of a message between a node and the coordinator.
         slow_computing: whether messages take computing time at nodes without a spare core; recorded times of actions
             already contain it.
@@ -93,14 +92,13 @@ class MeasuredLinks:
 
     def __init__(
         self,
-        costs: CourseCosts,
+        granted: Items,
         profile: Profile,
         *,
-        granted: Items,
         control_latency_s: float = 0.0,
         slow_computing: bool = True,
     ) -> None:
-        self._costs, self._by_seq, self._control_latency_s = costs, granted.by_seq, control_latency_s
+        self._costs, self._by_seq, self._control_latency_s = granted.costs, granted.by_seq, control_latency_s
         self._slow_computing = slow_computing
         self._uplinks: dict[str, _Side] = {}
         self._downlinks: dict[str, _Side] = {}

@@ -214,7 +214,7 @@ def test_ledger_of_a_whole_run_ends_where_it_began(seed: int) -> None:
     costs = CourseCosts.of(plan, profile)
     items = Items(costs)
     found = MemoryLedger(plan, profile.by_name, items, MemorySettings("sgd"))
-    before, times = found.now_bytes, ProfileTimes(costs, items, found.effect)
+    before, times = found.now_bytes, ProfileTimes(items, found.effect)
     RecordedRing(plan, action_s=times, observer=Meter(plan.nodes, items, times, found, keep_spans=False)).run()
     assert found.now_bytes == before
     assert max(found.peak_bytes[node] - before[node] for node in plan.nodes) > 0

@@ -34,7 +34,7 @@ def measured(profile: Profile, *sizes: float) -> MeasuredLinks:
     granted = Items(costs)
     units = Units.top(PLAN.course.num_blocks, 4)
     granted.by_seq[0] = ItemKind(0, StepKind.TRAIN, units, (units.lowest,) * len(sizes), sizes)
-    return MeasuredLinks(costs, profile, granted=granted)
+    return MeasuredLinks(granted, profile)
 
 
 GRADIENT = TensorKey(Payload.GRAD, 0, 0, 1)

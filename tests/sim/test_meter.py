@@ -22,7 +22,7 @@ def meter() -> tuple[Meter, Items]:
     costs = CourseCosts(PLAN.course, profile)
     items = Items(costs)
     ledger = MemoryLedger(PLAN, profile.by_name, items, MemorySettings("sgd"))
-    found = Meter(PLAN.nodes, items, ProfileTimes(costs, items, ledger.effect), ledger, keep_spans=True)
+    found = Meter(PLAN.nodes, items, ProfileTimes(items, ledger.effect), ledger, keep_spans=True)
     for turn in TURNS:
         found.granted(turn)
     return found, items

@@ -232,8 +232,8 @@ def test_seconds_of_a_pass_of_scores_are_those_of_the_virtual_clock() -> None:
         observer = _Scored(granted)
         RecordedRing(
             plan,
-            action_s=ProfileTimes(costs, granted),
-            transport=MeasuredLinks(costs, profile, granted=granted),
+            action_s=ProfileTimes(granted),
+            transport=MeasuredLinks(granted, profile),
             observer=observer,
             chooser=DrawnTables(plan),
             wait_s=float("inf"),
