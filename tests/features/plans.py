@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from ringtune.run_control import events as rd
-from ringtune.schedule.actions import Action, Op, TensorKey
+from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.course import Offload
 from ringtune.schedule.methods import Everything, Hift, Method, PipeAdapter, RingAda
 from ringtune.schedule.methods.base import Patience
@@ -26,7 +26,7 @@ from ringtune.techniques.activation_cache import entry_bytes
 from tests.support.choosing import DrawnTables, random_choice
 from tests.support.moves import granted, moving_at_random
 from tests.support.plans import changed, random_operations, random_plan, random_replicas
-from tests.support.recorded_ring import RecordedResult, RecordedRing
+from tests.support.recorded_ring import Carrier, RecordedResult, RecordedRing
 
 # ---- methods that are harder than any known one ----------------------------------------------------------
 
@@ -71,7 +71,7 @@ def loss_at(step: int, seed: int) -> float:
     return float(0.9 ** (step // (8 + seed % 5)) + 0.02 * rng.random())
 
 
-class Losses:
+class Losses(Carrier):
     """Gives the head of every train item its loss; messages carry nothing."""
 
     def __init__(self, plan: Plan, seed: int) -> None:
@@ -87,24 +87,6 @@ class Losses:
         if action.op is not Op.HEAD:
             return ()
         return (("count", 2.0), ("loss_sum", 2 * loss_at(self._steps[action.seq], self._seed)))
-
-    def ended(self, node: str, turn: int) -> str:
-        """Nothing."""
-        return ""
-
-    def put(self, node: str, key: TensorKey, content: Any) -> None:
-        """Nothing."""
-
-    def rest(self, node: str) -> None:
-        """Nothing."""
-
-    def move(self, command: rd.Move) -> None:
-        """Nothing."""
-
-    take = take_parcel = lambda self, node, key: None
-    take_head = lambda self, node: None  # noqa: E731
-    put_head = lambda self, node, content: None  # noqa: E731
-    put_parcel = put
 
 
 # ---- plans of a seed -------------------------------------------------------------------------------------

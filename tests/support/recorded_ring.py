@@ -1,6 +1,6 @@
 """A run on the virtual clock that is recorded, and whose messages may have a content and be lost.
 
-A *carrier* gives actions and messages an effect: real tensors. Without one they only take time.
+A *carrier* gives actions and messages an effect, such as real tensors; without one they only take time.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from ringtune.engine import events as ev
 from ringtune.engine.events import Handled, Span
@@ -57,17 +57,19 @@ class Delays:
         return at_s
 
 
-class Carrier(Protocol):
-    """The effects of actions and messages besides their time."""
+class Carrier:
+    """The effects of actions and messages besides their time; here none."""
 
     def granted(self, node: str, turn: Turn) -> None:
         """Note that a turn is granted to ``node``."""
 
     def run(self, node: str, action: Action) -> tuple[tuple[str, float], ...]:
-        """Carry out a compute action; return its values for the report."""
+        """Carry out a compute action; return its values for the report: of a head a count, so that it is complete."""
+        return (("count", 1.0), ("loss_sum", 0.0)) if action.op is Op.HEAD else ()
 
     def ended(self, node: str, turn: int) -> str:
         """Note that ``node`` has done a turn; return once why it continues without a technique."""
+        return ""
 
     def take(self, node: str, key: TensorKey) -> Any:
         """Remove a tensor from ``node`` to send it."""
@@ -179,7 +181,7 @@ class RecordedRing(VirtualRing):
             lambda facts: plan, wait_s=wait_s, start=start, items_ahead=items_ahead, patience_evals=patience_evals
         )
         self.result = RecordedResult()
-        self._carrier, self._drop, self._choose_s = carrier, drop, choose_s
+        self._carrier, self._drop, self._choose_s = carrier or Carrier(), drop, choose_s
         self._drain_at_s, self._replans, self._fails_to_move, self._fetches = (
             drain_at_s,
             replans,
@@ -206,7 +208,7 @@ class RecordedRing(VirtualRing):
 
     def _obey_rounds(self, command: rd.Command) -> None:
         match command:
-            case rd.Rest(node) if self._carrier is not None:
+            case rd.Rest(node):
                 self._carrier.rest(node)
             case rd.FetchAhead(node) if self._fetches is not None:
                 answer = self._fetches(command)
@@ -228,15 +230,11 @@ class RecordedRing(VirtualRing):
             failed = rd.MoveFailed(command.node, number, "CapacityError", problem)
             self._answer_rounds(command.node, failed, after_s=self._move_s(command))
             return
-        if self._carrier is not None:
-            self._carrier.move(command)
+        self._carrier.move(command)
         super()._move(command)
 
     def _report(self, node: VirtualNode, event: rd.Event) -> None:
-        problem = ""
-        if isinstance(event, rd.TurnReported) and self._carrier is not None:
-            problem = self._carrier.ended(node.name, event.turn)
-        if problem:
+        if isinstance(event, rd.TurnReported) and (problem := self._carrier.ended(node.name, event.turn)):
             super()._report(node, rd.TechniqueFailed(node.name, problem))
         super()._report(node, event)
 
@@ -244,8 +242,7 @@ class RecordedRing(VirtualRing):
 
     def _grant(self, node: VirtualNode, turns: tuple[Turn, ...]) -> None:
         for turn in turns:
-            if self._carrier is not None:
-                self._carrier.granted(node.name, turn)
+            self._carrier.granted(node.name, turn)
             super()._grant(node, (turn,))
 
     def _tell(self, node: VirtualNode, event: ev.Event) -> None:
@@ -260,10 +257,7 @@ class RecordedRing(VirtualRing):
         super()._run(node, command)
 
     def _carried_out(self, node: VirtualNode, action: Action, start_s: float) -> tuple[tuple[str, float], ...]:
-        if self._carrier is not None:
-            values = self._carrier.run(node.name, action)
-        else:
-            values = super()._carried_out(node, action, start_s)
+        values = self._carrier.run(node.name, action)
         self.result.spans[node.name].append(Span(action, start_s, self.clock.now_s))
         return values
 
@@ -272,32 +266,28 @@ class RecordedRing(VirtualRing):
     def _send_tensor(self, node: VirtualNode, command: ev.SendTensor | ev.SendParcel) -> None:
         key, target = command
         self.result.order[node.name].append(message(Op.SEND, key, target))
-        if self._carrier is not None:
-            take = self._carrier.take_parcel if key.payload in PARCELS else self._carrier.take
-            self._contents[key, target] = take(node.name, key)
+        take = self._carrier.take_parcel if key.payload in PARCELS else self._carrier.take
+        self._contents[key, target] = take(node.name, key)
         super()._send_tensor(node, command)
 
     def _send_head(self, node: VirtualNode, command: ev.SendHead) -> None:
         turn, target = command
         self.result.order[node.name].append(Action(Op.SEND, 0, -1, turn, 0, target, Payload.HEAD))
-        if self._carrier is not None:
-            self._contents[_head_key(turn), target] = self._carrier.take_head(node.name)
+        self._contents[_head_key(turn), target] = self._carrier.take_head(node.name)
         super()._send_head(node, command)
 
     def _accept(self, node: VirtualNode, command: ev.Accept | ev.AcceptParcel) -> None:
         key, source = command
         self.result.order[node.name].append(message(Op.RECEIVE, key, source))
         self._inboxes[node].remove(key)
-        if self._carrier is not None:
-            put = self._carrier.put_parcel if isinstance(command, ev.AcceptParcel) else self._carrier.put
-            put(node.name, key, self._contents.pop((key, node.name)))
+        put = self._carrier.put_parcel if isinstance(command, ev.AcceptParcel) else self._carrier.put
+        put(node.name, key, self._contents.pop((key, node.name)))
         super()._accept(node, command)
 
     def _accept_head(self, node: VirtualNode, command: ev.AcceptHead) -> None:
         turn, source = command
         self.result.order[node.name].append(Action(Op.RECEIVE, 0, -1, turn, 0, source, Payload.HEAD))
-        if self._carrier is not None:
-            self._carrier.put_head(node.name, self._contents.pop((_head_key(turn), node.name)))
+        self._carrier.put_head(node.name, self._contents.pop((_head_key(turn), node.name)))
 
     def sent(self, message: TimedMessage) -> None:
         """Note a message, which may be lost."""
