@@ -84,25 +84,25 @@ class Items:
     """Kind and sizes of every item that was granted and is not done.
 
     Attributes:
+        costs: of the run.
         by_seq: the kind of each; asked for every action and message, so it is looked up without a call.
     """
 
     def __init__(self, costs: CourseCosts) -> None:
-        self._costs = costs
-        self._course = costs.course
+        self.costs = costs
         self.by_seq: dict[int, ItemKind] = {}
         self._known: dict[tuple[object, ...], ItemKind] = {}
 
     def granted(self, turn: Turn) -> None:
         """Note the items of a turn."""
-        course = turn.settled(self._course)
+        course = turn.settled(self.costs.course)
         subnets = course.subnets
         for item in items(course, turn):
             units, lowest = trained(course, item.kind, item.step), lowest_units(course, item)
             table = subnet_rows(course, item)
             key = (item.owner, item.kind, units, lowest, item.rows, table, subnets, follows_token(course, item))
             if key not in self._known:
-                sizes = self._costs.sizes(item)
+                sizes = self.costs.sizes(item)
                 self._known[key] = ItemKind(len(self._known), item.kind, units, lowest, sizes, table, subnets)
             self.by_seq[item.seq] = self._known[key]
 
@@ -113,16 +113,10 @@ class Items:
 
 
 class OffloadBytes:
-    """Bytes of pairs and weights under a placement."""
+    """Bytes of pairs and weights at the nodes of a placement."""
 
     def __init__(self, placement: Placement, sizes: Mapping[str, Sizes]) -> None:
         self._helpers, self._sizes = placement.helpers, next(iter(sizes.values()))
-
-    def parcel_bytes(self, key: TensorKey, size: float) -> float:
-        """Bytes of pairs or weights on their way; pairs of a micro-batch of so many padded tokens."""
-        helper = self._of(key.boundary)
-        blocks = helper.stop - key.boundary if helper is not None else 0
-        return blocks * (self._sizes.sent_pair_bytes(size) if key.payload == Payload.PAIRS else self._sizes.helped.sent)
 
     def of_backward(self, units: tuple[int, ...], size: float) -> tuple[tuple[int, ...], float]:
         """Units of a backward that get a gradient at their host, and the bytes of the pairs that the others give."""
@@ -275,11 +269,10 @@ class MemoryLedger:
         *,
         embedding_bytes: float | None = None,
     ) -> None:
-        self._head, self._by_seq = plan.course.head, granted.by_seq
+        self._head, self._by_seq, self._costs = plan.course.head, granted.by_seq, granted.costs
         self._has_passing = plan.course.method.full_parameters
         self._scores_gradients = needs_gradients(plan.course)
         self._recompute = plan.placement.recompute
-        self._stops = {node: plan.slice_of(node).stop for node in plan.nodes}
         self._projected = plan.course.projected
         self._sizes = {node: Sizes.at(plan.course, facts[node], settings) for node in plan.nodes}
         self._token_bytes = next(iter(self._sizes.values())).token_bytes
@@ -328,10 +321,12 @@ class MemoryLedger:
             self._held[target].add(self._sizes[target].unit_grad_bytes(boundary))
             return
         elif payload == REPLICA_GRAD:
-            self._held[target].add(self._sizes[target].adapter_bytes * (self._stops[target] - boundary))
+            self._held[target].add(self._costs.message_bytes(payload, boundary, 0.0))
             return
-        elif self._helping is not None and payload != HEAD:
-            num_bytes = self._helping.parcel_bytes(key, self._by_seq[seq].sizes[micro] if micro >= 0 else 0.0)
+        elif payload != HEAD:
+            num_bytes = self._costs.message_bytes(
+                payload, boundary, self._by_seq[seq].sizes[micro] if micro >= 0 else 0.0
+            )
         else:
             return
         self._held[source].now_bytes -= num_bytes
@@ -343,7 +338,7 @@ class MemoryLedger:
     def accepted(self, node: str, key: TensorKey) -> None:
         """Make a unit's gradient whole where it was taken out of the inbox; those of a replica are added up at once."""
         if key[0] == REPLICA_GRAD:
-            self._held[node].add(-self._sizes[node].adapter_bytes * (self._stops[node] - key.boundary))
+            self._held[node].add(-self._costs.message_bytes(key.payload, key.boundary, 0.0))
         if key[0] == UNIT_GRAD:
             held = self._held[node]
             held.give((key.boundary,))

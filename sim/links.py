@@ -1,4 +1,4 @@
-"""Arrival of messages on the virtual clock: after fixed delays, or over measured links.
+"""Arrival of messages on the virtual clock, over measured links.
 
 A message waits for its link, its sender's uplink and its receiver's downlink. The rate of a link is that of its slower
 end. The uplink of a node has the rate of the fastest link that leaves it, its downlink that of the fastest that enters
@@ -8,10 +8,8 @@ a message to a busy receiver does not block the sender's uplink.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from ringtune.costs.action_costs import CourseCosts
 from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.schedule.actions import TensorKey
 from sim.ledger import REPLICA_GRAD, UNIT_GRAD, Items
@@ -49,44 +47,6 @@ class Transport(Protocol):
         """The arrival of a control message between a node and the coordinator, sent at ``now_s``."""
 
 
-class Delays:
-    """Delays from functions, for tests.
-
-    Args:
-        message_s: seconds from source to target; ``payload`` is ``credit`` for a credit.
-        control_s: seconds of a call between coordinator and node.
-    """
-
-    def __init__(
-        self,
-        message_s: Callable[[str, str, str], float] = lambda source, target, payload: 0.0,
-        control_s: Callable[[str], float] = lambda node: 0.0,
-    ) -> None:
-        self._message_s, self._control_s = message_s, control_s
-        self._free_s: dict[tuple[str, str, str], float] = {}
-
-    def send(self, key: TensorKey, source: str, target: str, now_s: float) -> tuple[float, MessageCost | None]:
-        """``now_s`` plus ``message_s``, but not before an earlier message of the link; no cost for the processors."""
-        return self._in_order(source, target, "data", now_s + self._message_s(source, target, key.payload)), None
-
-    def credit_s(self, source: str, target: str, now_s: float) -> float:
-        """``now_s`` plus ``message_s``, but not before an earlier credit of the link."""
-        return self._in_order(source, target, "credit", now_s + self._message_s(source, target, "credit"))
-
-    def control_s(self, source: str, target: str, now_s: float) -> float:
-        """``now_s`` plus ``control_s``, but not before an earlier message of the pair.
-
-        The coordinator has the empty name.
-        """
-        return self._in_order(source, target, "control", now_s + self._control_s(source or target))
-
-    def _in_order(self, source: str, target: str, lane: str, at_s: float) -> float:
-        key = (source, target, lane)
-        at_s = max(at_s, self._free_s.get(key, 0.0))
-        self._free_s[key] = at_s
-        return at_s
-
-
 class _Passage(NamedTuple):
     """The times of all messages of one kind and size on a link."""
 
@@ -122,9 +82,9 @@ class MeasuredLinks:
     """Arrival times from the links of a profile.
 
     Args:
-        costs: of the run: bytes of messages, and seconds to encode and decode them.
+        granted: the items of the run, with the padded tokens of each micro-batch, and its costs: bytes of messages, and
+            seconds to encode and decode them.
         profile: with the links; without any, messages take only the time to encode and decode.
-        granted: the items of the run, with the padded tokens of each micro-batch.
         control_latency_s: of a message between a node and the coordinator.
         slow_computing: whether messages take computing time at nodes without a spare core; recorded times of actions
             already contain it.
@@ -132,14 +92,13 @@ class MeasuredLinks:
 
     def __init__(
         self,
-        costs: CourseCosts,
+        granted: Items,
         profile: Profile,
         *,
-        granted: Items,
         control_latency_s: float = 0.0,
         slow_computing: bool = True,
     ) -> None:
-        self._costs, self._by_seq, self._control_latency_s = costs, granted.by_seq, control_latency_s
+        self._costs, self._by_seq, self._control_latency_s = granted.costs, granted.by_seq, control_latency_s
         self._slow_computing = slow_computing
         self._uplinks: dict[str, _Side] = {}
         self._downlinks: dict[str, _Side] = {}

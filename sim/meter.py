@@ -11,10 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ringtune.costs.action_costs import CourseCosts
 from ringtune.run_control import events as rd
 from ringtune.schedule.actions import Action, Op, Payload, Scope, TensorKey
-from ringtune.schedule.course import Course
 from ringtune.schedule.turns import StepKind, Turn
 from sim.ledger import Effect, ItemKind, Items, MemoryLedger
 
@@ -47,11 +45,10 @@ class ProfileTimes:
 
     def __init__(
         self,
-        costs: CourseCosts,
         granted: Items,
         effect: Callable[[str, Action, ItemKind], Effect | None] = lambda node, action, item: None,
     ) -> None:
-        self._costs, self._by_seq, self._effect = costs, granted.by_seq, effect
+        self._costs, self._by_seq, self._effect = granted.costs, granted.by_seq, effect
         self.kinds: dict[tuple[str, Op, int, int, int, int], ActionKind] = {}
         self.running: dict[str, ActionKind] = {}
 
@@ -106,7 +103,6 @@ class RecordedTimes:
 
     def __init__(
         self,
-        course: Course,
         samples: Iterable[tuple[str, Action, float]],
         medians: ProfileTimes,
         granted: Items,
@@ -114,7 +110,7 @@ class RecordedTimes:
         same_run: bool,
         seed: int = 0,
     ) -> None:
-        self._head, self._by_seq = course.head, granted.by_seq
+        self._head, self._by_seq = granted.costs.course.head, granted.by_seq
         self._medians, self._same_run = medians, same_run
         self._pools: dict[tuple[str, Op, bool, bool], list[float]] = {}
         self._random = random.Random(seed)  # noqa: S311 - draws samples, guards nothing

@@ -208,9 +208,7 @@ def predict(
         transport=first.transport,
         observer=first.observer,
         start=start,
-        record=False,
         chooser=ExpectedTables(plan, tables),
-        wait_s=float("inf"),
         rest=costs.rest if samples is None else lambda node: NO_REST,
         move_s=simulated.move_s if move_s is None else lambda move: move_s,
         enters=simulated.enters,
@@ -253,17 +251,14 @@ class _Simulated:
     def enters(self, part: Plan, now_s: float) -> Conditions:
         """Open the accounts of a placement that holds from now on."""
         settings, embedding_bytes, control_latency_s, keep_spans, samples, same_run, seed = self._options
-        costs = CourseCosts.of(part, self._profile, optimizer=settings.optimizer)
-        items = Items(costs)
+        items = Items(CourseCosts.of(part, self._profile, optimizer=settings.optimizer))
         ledger = MemoryLedger(part, self._profile.by_name, items, settings, embedding_bytes=embedding_bytes)
-        medians = ProfileTimes(costs, items, ledger.effect)
+        medians = ProfileTimes(items, ledger.effect)
         times: ProfileTimes | RecordedTimes = medians
         if samples is not None:
             seed += len(self._parts)
-            times = RecordedTimes(part.course, samples, medians, items, same_run=same_run, seed=seed)
-        links = MeasuredLinks(
-            costs, self._profile, granted=items, control_latency_s=control_latency_s, slow_computing=samples is None
-        )
+            times = RecordedTimes(samples, medians, items, same_run=same_run, seed=seed)
+        links = MeasuredLinks(items, self._profile, control_latency_s=control_latency_s, slow_computing=samples is None)
         meter = Meter(part.nodes, items, medians, ledger, keep_spans=keep_spans, begins_s=now_s)
         self._parts.append(_Part(part.placement, ledger, links, meter))
         return Conditions(times, links, meter)

@@ -1,8 +1,8 @@
 """A whole run in one process on a virtual clock: one ``NodeEngine`` per node, one ``RunStateMachine``.
 
-Delays replace the real driver's threads and sockets. A *carrier* gives actions and messages an effect: none (what-if),
-or real tensors (checks of correctness). A *transport* decides when messages arrive, an *observer* is notified during
-the run.
+Delays replace the real driver's threads and sockets: actions and messages take time and have no content. A *transport*
+decides when messages arrive, an *observer* is notified during the run. Tests give messages a content and faults
+(``tests.support.recorded_ring``).
 """
 
 from __future__ import annotations
@@ -10,27 +10,24 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any, Final, NamedTuple, Protocol
 
 from ringtune.costs.action_costs import Rest
 from ringtune.engine import events as ev
-from ringtune.engine.events import Handled, Span
 from ringtune.engine.node_engine import NodeEngine
 from ringtune.errors import DeadlineError
 from ringtune.run_control import events as rd
-from ringtune.run_control.events import Move
 from ringtune.run_control.state_machine import RunStateMachine
-from ringtune.schedule.actions import Action, Op, Payload, TensorKey, message
+from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.lowering import PARCELS, credit_boundary
 from ringtune.schedule.operation_tables import BlockScores, Operations, ScheduledTable
-from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn
 from ringtune.techniques.operations import expected_table, score_keys
 from sim.ledger import HEAD, HIDDEN
-from sim.links import Delays, MessageCost, Transport
+from sim.links import MessageCost, Transport
 
 
 class VirtualClock:
@@ -59,58 +56,6 @@ class VirtualClock:
             callback(*args)
 
 
-class Carrier(Protocol):
-    """The effects of actions and messages besides their time: none, or real tensors."""
-
-    def granted(self, node: str, turn: Turn) -> None:
-        """Note that a turn is granted to ``node``."""
-
-    def run(self, node: str, action: Action) -> tuple[tuple[str, float], ...]:
-        """Carry out a compute action; return its values for the report."""
-
-    def ended(self, node: str, turn: int) -> str:
-        """Note that ``node`` has done a turn; return once why it continues without a technique."""
-
-    def take(self, node: str, key: TensorKey) -> Any:
-        """Remove a tensor from ``node`` to send it."""
-
-    def put(self, node: str, key: TensorKey, content: Any) -> None:
-        """Give an accepted tensor to its micro-batch at ``node``."""
-
-    def take_head(self, node: str) -> Any:
-        """Copy the head with its optimizer state."""
-
-    def put_head(self, node: str, content: Any) -> None:
-        """Load a head."""
-
-    def take_parcel(self, node: str, key: TensorKey) -> Any:
-        """Make a parcel of ``node``."""
-
-    def rest(self, node: str) -> None:
-        """Keep the trained tensors of ``node``, for a move."""
-
-    def move(self, command: Move) -> None:
-        """Build the part of a node in another placement, with kept tensors of others."""
-
-    def put_parcel(self, node: str, key: TensorKey, content: Any) -> None:
-        """Give an accepted parcel to ``node``."""
-
-
-class TimedMessage(NamedTuple):
-    """A message between nodes, with its virtual times in seconds."""
-
-    key: TensorKey
-    source: str
-    target: str
-    sent_s: float
-    arrived_s: float
-
-    @property
-    def payload(self) -> str:
-        """The kind of content."""
-        return self.key.payload
-
-
 class Observer(Protocol):
     """Notifications of a virtual run, in the order of virtual time."""
 
@@ -133,26 +78,18 @@ class Observer(Protocol):
         """The coordinator has logged a step, a turn, an evaluation or a phase."""
 
 
-@dataclass(slots=True)
+@dataclass
 class RingResult:
-    """The result of a virtual run; the recordings are empty where ``record`` was off.
+    """The result of a virtual run.
 
     Attributes:
-        order: by node, all actions and messages in order.
         finish: the end of the run; None if it did not end.
         wall_s: end of the last compute action.
-        peak_inbox: by node, the largest number of tensors in its inbox.
     """
 
-    order: dict[str, list[Action]] = field(default_factory=dict)
-    spans: dict[str, list[Span]] = field(default_factory=dict)
-    messages: list[TimedMessage] = field(default_factory=list)
-    handled: dict[str, list[Handled]] = field(default_factory=dict)
-    logged: list[rd.Command] = field(default_factory=list)
     finish: rd.Finish | None = None
     wall_s: float = 0.0
     num_actions: int = 0
-    peak_inbox: dict[str, int] = field(default_factory=dict)
 
 
 NO_REST: Final = Rest(0.0, 1.0)
@@ -163,7 +100,7 @@ def _nothing(event: ev.Event, now_s: float) -> list[ev.Command]:
 
 
 class VirtualNode:
-    """One node's engine with its inboxes and recordings, and the rests of its processor.
+    """One node's engine, and the rests of its processor.
 
     Args:
         engine: its state machine; None while it has no place in the placement.
@@ -173,12 +110,6 @@ class VirtualNode:
         self.name = name
         self.engine = engine
         self.handle: Callable[[ev.Event, float], list[ev.Command]] = engine.handle if engine is not None else _nothing
-        self.inbox: dict[TensorKey, Any] = {}
-        self.heads: dict[int, Any] = {}
-        self.order: list[Action] = []
-        self.spans: list[Span] = []
-        self.handled: list[Handled] = []
-        self.peak_inbox = 0
         self.is_running = False
         self.commands: list[ev.Command] = []  # the last commands of the engine
         self.last_s: dict[str, float] = {}  # time of the last message of each source
@@ -187,9 +118,8 @@ class VirtualNode:
         self.free_s = 0.0  # start of the rest; if in the future, messages use the processor until then
 
     def moved(self, engine: NodeEngine | None) -> VirtualNode:
-        """Return the node with the engine of its next placement; recordings and processor are kept."""
+        """Return the node with the engine of its next placement; its processor is kept."""
         node = VirtualNode(self.name, engine)
-        node.order, node.spans, node.handled, node.peak_inbox = self.order, self.spans, self.handled, self.peak_inbox
         node.rest, node.free_s, node.left_s = self.rest, self.free_s, self.left_s
         return node
 
@@ -270,19 +200,12 @@ class VirtualRing:
 
     Args:
         action_s: seconds of a compute action at a node.
-        message_s: seconds of a message from source to target; messages of a link keep their order.
-        control_s: seconds of a call between coordinator and node.
-        carrier: effects of actions and messages; None = they only take time.
+        transport: when messages arrive.
         wait_s: time limit of engines and state machine.
-        drop: messages for which it returns True never arrive (fault injection).
         start: where the run continues; by default at its beginning.
-        drain_at_s: time at which the user drains the run; None = never.
-        transport: in place of ``message_s`` and ``control_s``.
-        record: keep order, spans, messages and engine recordings; a long run is faster and smaller without.
         rest: by node, the gain of a rest for the next action; by default none.
         chooser: scores and operation tables where the run chooses them; by default the expected table.
-        fails_to_move: error text of a node's move; empty = it moves (fault injection).
-        fetches: a node's answer to ``FetchAhead``, given after its seconds; by default all weights are present.
+        move_s: seconds of a node's move; all its weights are present before.
         enters: the conditions from a move on, for the part of the plan that holds then; by default unchanged. The
             former observer is notified of the move itself.
     """
@@ -291,47 +214,28 @@ class VirtualRing:
         self,
         plan: Plan,
         *,
-        action_s: Callable[[str, Action], float] = lambda node, action: 1.0,
-        message_s: Callable[[str, str, str], float] = lambda source, target, payload: 0.0,
-        control_s: Callable[[str], float] = lambda node: 0.0,
-        carrier: Carrier | None = None,
-        wait_s: float = 1e6,
-        drop: Callable[[TimedMessage], bool] | None = None,
-        items_ahead: int = 16,
-        start: StartPoint | None = None,
-        patience_evals: int = 0,
-        drain_at_s: float | None = None,
-        replans: Sequence[tuple[float, Placement]] = (),
-        transport: Transport | None = None,
+        action_s: Callable[[str, Action], float],
+        transport: Transport,
         observer: Observer | None = None,
-        record: bool = True,
+        wait_s: float = math.inf,
+        start: StartPoint | None = None,
         rest: Callable[[str], Rest] = lambda node: NO_REST,
         chooser: TableChooser | None = None,
-        choose_s: Callable[[], float] = lambda: 0.0,
         move_s: Callable[[rd.Move], float] = lambda move: 0.0,
-        fails_to_move: Callable[[rd.Move], str] = lambda move: "",
-        fetches: Callable[[rd.FetchAhead], rd.FetchedAhead] = lambda command: rd.FetchedAhead(
-            command.node, command.part.placement.placement_number
-        ),
         enters: Callable[[Plan, float], Conditions] | None = None,
     ) -> None:
         self.plan = plan
         self.clock = VirtualClock()
         self.result = RingResult()
-        self._action_s, self._drop = action_s, drop
-        self._transport = transport or Delays(message_s, control_s)
-        self._carrier = carrier
-        self._observer, self._record = observer, record
-        more: dict[str, Any] = {"items_ahead": items_ahead, "patience_evals": patience_evals}
-        self._rounds = RunStateMachine(lambda facts: plan, wait_s=wait_s, start=start, **more)
+        self._action_s, self._transport, self._observer = action_s, transport, observer
+        self._rounds = RunStateMachine(lambda facts: plan, wait_s=wait_s, start=start)
         self._wait_s, self._part = wait_s, plan.at(start.placement_number if start else plan.placement.placement_number)
-        self._move_s, self._fails_to_move, self._fetches, self._enters = move_s, fails_to_move, fetches, enters
+        self._move_s, self._enters = move_s, enters
         self._nodes = {node: VirtualNode(node, self._engine(self._part, node, start)) for node in plan.nodes}
         for name, each in self._nodes.items():
             each.rest = rest(name)
         self._timers: dict[tuple[str, str], int] = {}
-        self._chooser, self._choose_s, self._score_turns = chooser or ExpectedTables(plan), choose_s, dict[int, Turn]()
-        self._drain_at_s, self._replans = drain_at_s, replans
+        self._chooser, self._score_turns = chooser or ExpectedTables(plan), dict[int, Turn]()
         self._obeys: dict[type, Callable[[VirtualNode, Any], None]] = {
             ev.RunAction: self._run,
             ev.Accept: self._accept,
@@ -348,17 +252,9 @@ class VirtualRing:
 
     def run(self) -> RingResult:
         """Run to the end, or until no event is left."""
-        result = self.result
         self._tell_rounds(rd.Started(tuple(sorted(self.plan.nodes))))
-        if self._drain_at_s is not None:
-            self.clock.at(self._drain_at_s, self._tell_rounds, rd.DrainRequested("stopped by the user"))
-        for at_s, placement in self._replans:
-            self.clock.at(at_s, self._tell_rounds, rd.Replanned(placement))
         self.clock.run()
-        for name, node in self._nodes.items():
-            result.order[name], result.spans[name], result.handled[name] = node.order, node.spans, node.handled
-            result.peak_inbox[name] = node.peak_inbox
-        return result
+        return self.result
 
     def run_to_end(self) -> RingResult:
         """Run to the end, or until the clock is stopped; without the collector of reference cycles.
@@ -399,19 +295,16 @@ class VirtualRing:
             case rd.Prepare(node, _):
                 self._answer_rounds(node, rd.Prepared(node))
             case rd.Rest(node):
-                if self._carrier is not None:
-                    self._carrier.rest(node)
                 self._answer_rounds(node, rd.Rested(node, self._part.placement.placement_number))
-            case rd.FetchAhead(node):
-                answer = self._fetches(command)
-                self._answer_rounds(node, answer, after_s=answer.seconds)
+            case rd.FetchAhead(node, part):
+                self._answer_rounds(node, rd.FetchedAhead(node, part.placement.placement_number))
             case rd.Move():
                 self._move(command)
             case rd.Collect(node):
                 self._answer_rounds(node, rd.Collected(node))
             case rd.ChooseOperations(step, scores):
                 chosen = rd.OperationsChosen(step, self._chooser.table(step, scores))
-                self.clock.at(self.clock.now_s + self._choose_s(), self._tell_rounds, chosen)
+                self.clock.at(self.clock.now_s, self._tell_rounds, chosen)
             case rd.Grant(turns):
                 for turn in turns:
                     if turn.kind is StepKind.SCORE:
@@ -429,25 +322,21 @@ class VirtualRing:
             case rd.Finish():
                 self.result.finish = command
             case _:
-                if isinstance(command, rd.LogMove):
-                    self._part = command.part
-                if self._record:
-                    self.result.logged.append(command)
-                if self._observer is not None:
-                    self._observer.logged(command, self.clock.now_s)
-                if isinstance(command, rd.LogMove) and not command.problem and self._enters is not None:
-                    self._action_s, self._transport, self._observer = self._enters(command.part, self.clock.now_s)
+                self._logged(command)
+
+    def _logged(self, command: rd.Command) -> None:
+        if isinstance(command, rd.LogMove):
+            self._part = command.part
+        if self._observer is not None:
+            self._observer.logged(command, self.clock.now_s)
+        if isinstance(command, rd.LogMove) and not command.problem and self._enters is not None:
+            self._action_s, self._transport, self._observer = self._enters(command.part, self.clock.now_s)
 
     def _move(self, command: rd.Move) -> None:
         """Give a node the engine of its next placement; messages in transit to the old one are lost."""
-        node, placement_number = command.node, command.part.placement.placement_number
-        answer: rd.Moved | rd.MoveFailed = rd.Moved(node, placement_number)
-        if problem := self._fails_to_move(command):
-            answer = rd.MoveFailed(node, placement_number, "CapacityError", problem)
-        else:
-            if self._carrier is not None:
-                self._carrier.move(command)
-            self._nodes[node] = self._nodes[node].moved(self._engine(command.part, node, command.start))
+        node = command.node
+        self._nodes[node] = self._nodes[node].moved(self._engine(command.part, node, command.start))
+        answer = rd.Moved(node, command.part.placement.placement_number)
         self._answer_rounds(node, answer, after_s=self._move_s(command))
 
     def _control_s(self, source: str, target: str) -> float:
@@ -459,8 +348,6 @@ class VirtualRing:
 
     def _grant(self, node: VirtualNode, turns: tuple[Turn, ...]) -> None:
         for turn in turns:
-            if self._carrier is not None:
-                self._carrier.granted(node.name, turn)
             self._tell(node, ev.TurnGranted(turn))
 
     # ---- engines ----------------------------------------------------------------------------------
@@ -468,15 +355,11 @@ class VirtualRing:
     def _tell(self, node: VirtualNode, event: ev.Event) -> None:
         now_s = self.clock.now_s
         node.commands = commands = node.handle(event, now_s)
-        if self._record:
-            node.handled.append(Handled(now_s, event, commands))
         for command in commands:
             self._obeys[type(command)](node, command)
 
     def _run(self, node: VirtualNode, command: ev.RunAction) -> None:
         (action,) = command
-        if self._record:
-            node.order.append(action)
         start_s = self.clock.now_s
         ends_s = node.begin(self._action_s(node.name, action), start_s)
         self.clock.at(ends_s, self._done, node, action, start_s)
@@ -487,28 +370,21 @@ class VirtualRing:
             self.clock.at(node.ends_s, self._done, node, action, start_s)
             return
         node.is_running, node.free_s = False, now_s - node.left_s  # the rest that it did not use is left for the next
-        if self._carrier is not None:
-            values = self._carrier.run(node.name, action)
-        else:  # a head yields a count, so that reports are complete
-            values = _HEAD_VALUES if action[0] is _HEAD_OP else ()
+        values = self._carried_out(node, action, start_s)
         result.num_actions += 1
         result.wall_s = now_s
-        if self._record:
-            node.spans.append(Span(action, start_s, now_s))
         if self._observer is not None:
             self._observer.ran(node.name, action, start_s, now_s)
         self._tell(node, _NEW(ev.ActionDone, (action, values)))
 
+    def _carried_out(self, node: VirtualNode, action: Action, start_s: float) -> tuple[tuple[str, float], ...]:
+        """Return the values of an action that ends now: a head yields a count, so that reports are complete."""
+        return _HEAD_VALUES if action[0] is _HEAD_OP else ()
+
     def _accept(self, node: VirtualNode, command: ev.Accept | ev.AcceptParcel) -> None:
         key, source = command
-        if self._record:
-            node.order.append(message(Op.RECEIVE, key, source))
-        content, boundary = node.inbox.pop(key), key[3]
-        is_parcel = type(command) is ev.AcceptParcel
-        if self._carrier is not None:
-            put = self._carrier.put_parcel if is_parcel else self._carrier.put
-            put(node.name, key, content)
-        if is_parcel:
+        boundary = key[3]
+        if type(command) is ev.AcceptParcel:
             boundary = credit_boundary(self.plan.course, key.payload)
             if self._observer is not None:
                 self._observer.accepted(node.name, key)
@@ -518,33 +394,13 @@ class VirtualRing:
         self.clock.at(at_s, self._tell, self._nodes[source], _NEW(ev.CreditArrived, (boundary, node.name)))
 
     def _send_tensor(self, node: VirtualNode, command: ev.SendTensor | ev.SendParcel) -> None:
-        key, target = command
-        if self._record:
-            node.order.append(message(Op.SEND, key, target))
-        content = None
-        if self._carrier is not None:
-            take = self._carrier.take_parcel if key[0] in PARCELS else self._carrier.take
-            content = take(node.name, key)
-        self._send(key, node, target, content)
+        self._send(command[0], node, command[1])
 
     def _send_head(self, node: VirtualNode, command: ev.SendHead) -> None:
-        turn, target = command
-        if self._record:
-            node.order.append(Action(Op.SEND, 0, -1, turn, 0, target, Payload.HEAD))
-        self._send(
-            TensorKey(Payload.HEAD, turn, -1, 0),
-            node,
-            target,
-            None if self._carrier is None else self._carrier.take_head(node.name),
-        )
+        self._send(TensorKey(Payload.HEAD, command.turn, -1, 0), node, command.target)
 
     def _accept_head(self, node: VirtualNode, command: ev.AcceptHead) -> None:
-        turn, source = command
-        if self._record:
-            node.order.append(Action(Op.RECEIVE, 0, -1, turn, 0, source, Payload.HEAD))
-        content = node.heads.pop(turn)
-        if self._carrier is not None:
-            self._carrier.put_head(node.name, content)
+        """Do nothing: a head has no content, and is sent without credits."""
 
     def _on_timer(self, node: VirtualNode, command: ev.SetTimer) -> None:
         self._set_timer(node.name, command.timer, command.at_s, self._tell, node, ev.TimerFired(command.timer))
@@ -556,8 +412,6 @@ class VirtualRing:
     def _on_report_turn(self, node: VirtualNode, command: ev.ReportTurn) -> None:
         turn = self._score_turns.get(command.turn)
         scores = self._chooser.scores(self._part, node.name, turn) if turn is not None else ()
-        if self._carrier is not None and (problem := self._carrier.ended(node.name, command.turn)):
-            self._report(node, rd.TechniqueFailed(node.name, problem))
         self._report(node, rd.TurnReported(node.name, command.turn, scores))
 
     def _on_fail(self, node: VirtualNode, command: ev.Fail) -> None:
@@ -568,26 +422,20 @@ class VirtualRing:
 
     # ---- messages and timers ------------------------------------------------------------------------
 
-    def _send(self, key: TensorKey, node: VirtualNode, target: str, content: Any) -> None:
+    def _send(self, key: TensorKey, node: VirtualNode, target: str) -> None:
         now_s, source = self.clock.now_s, node.name
         arrival_s, cost = self._transport.send(key, source, target, now_s)
-        if self._record or self._drop is not None:
-            message = TimedMessage(key, source, target, now_s, arrival_s)
-            if self._record:
-                self.result.messages.append(message)
-            if self._drop is not None and self._drop(message):
-                return
         if self._observer is not None:
             self._observer.sent(key, source, target, now_s, arrival_s)
         if cost is None:
-            self.clock.at(arrival_s, self._deliver, key, source, self._nodes[target], content)
+            self.clock.at(arrival_s, self._deliver, key, source, self._nodes[target])
             return
         node.take(cost.from_source_s, now_s)
         if any(type(command) is ev.RunAction for command in node.commands):
             arrival_s += cost.late_at_source_s
-        self.clock.at(arrival_s, self._receive, key, source, self._nodes[target], content, cost)
+        self.clock.at(arrival_s, self._receive, key, source, self._nodes[target], cost)
 
-    def _receive(self, key: TensorKey, source: str, node: VirtualNode, content: Any, cost: MessageCost) -> None:
+    def _receive(self, key: TensorKey, source: str, node: VirtualNode, cost: MessageCost) -> None:
         """Receive a message that costs processor time: later where the node computes, else from the node's rest."""
         now_s = self.clock.now_s
         if node.is_running:
@@ -596,23 +444,18 @@ class VirtualRing:
         elif node.free_s < now_s:
             node.disturb(cost.from_target_s, now_s)
         node.last_s[source] = now_s = max(now_s, node.last_s.get(source, 0.0))
-        self.clock.at(now_s, self._deliver, key, source, node, content)
+        self.clock.at(now_s, self._deliver, key, source, node)
 
-    def _deliver(self, key: TensorKey, source: str, node: VirtualNode, content: Any) -> None:
+    def _deliver(self, key: TensorKey, source: str, node: VirtualNode) -> None:
         if self._observer is not None:
             self._observer.arrived(key, source, node.name, self.clock.now_s)
         payload = key[0]
         if payload == HEAD:
-            node.heads[key.seq] = content
             self._tell(node, ev.HeadArrived(key.seq, source))
-            return
-        node.inbox[key] = content
-        if payload in PARCELS:
+        elif payload in PARCELS:
             self._tell(node, ev.ParcelArrived(key, source))
-            return
-        if len(node.inbox) > node.peak_inbox:
-            node.peak_inbox = len(node.inbox)
-        self._tell(node, _NEW(ev.TensorArrived, (key, source)))
+        else:
+            self._tell(node, _NEW(ev.TensorArrived, (key, source)))
 
     def _set_timer(self, who: str, timer: str, at_s: float, callback: Callable[..., None], *args: Any) -> None:
         generation = self._timers.get((who, timer), 0) + 1

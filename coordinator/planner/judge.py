@@ -188,11 +188,9 @@ def run_probe(plan: Plan, profile: Profile, costs: CourseCosts, granted: Items, 
     """Run a short plan on the virtual clock with the times of a profile; raises ``DeadlineError``."""
     ring = VirtualRing(
         plan,
-        action_s=ProfileTimes(costs, granted),
-        transport=MeasuredLinks(costs, profile, granted=granted),
+        action_s=ProfileTimes(granted),
+        transport=MeasuredLinks(granted, profile),
         observer=observer,
-        record=False,
-        wait_s=float("inf"),
         rest=costs.rest,
     )
     observer.stop = ring.clock.stop

@@ -28,9 +28,9 @@ from ringtune.costs.links import Pair
 from ringtune.schedule.actions import Payload
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn, turn_sequence
-from sim.ring import VirtualRing
 from tests.support.plans import changed, make_plan
 from tests.support.profiles import all_pairs, profile_of
+from tests.support.recorded_ring import RecordedRing
 
 PLAN = make_plan(
     [("b0", 0, 2), ("b1", 2, 4), ("b2", 4, 5), ("b3", 5, 6)],
@@ -82,7 +82,7 @@ def train_turns(plan: Plan) -> Sequence[TrainTurn]:
     turns = [turn for turn in turn_sequence(plan.course) if turn.kind is StepKind.TRAIN]
     index_of = {seq: index for index, turn in enumerate(turns) for seq in range(turn.first_seq, turn.end_seq)}
     messages: list[Counter[Pair]] = [Counter() for _ in turns]
-    for message in VirtualRing(plan).run().messages:
+    for message in RecordedRing(plan).run().messages:
         if message.payload in (Payload.HIDDEN, Payload.GRAD) and message.key.seq in index_of:
             messages[index_of[message.key.seq]][message.source, message.target] += 1
     return [TrainTurn(turn, *kinds_of_work(plan, turn), count) for turn, count in zip(turns, messages, strict=True)]

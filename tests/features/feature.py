@@ -30,11 +30,11 @@ from ringtune.schedule.turns import StartPoint, StepKind, Turn, items
 from ringtune.schedule.units import EMBEDDING, Units
 from ringtune.schedule.versions import trained
 from ringtune.storage.pieces import Pieces
-from sim.ring import RingResult, VirtualRing
 from tests.features.plans import start_of
 from tests.support import torch_ring
 from tests.support.moves import Slices, slices_of
 from tests.support.plans import changed
+from tests.support.recorded_ring import RecordedResult, RecordedRing
 from tests.support.tiny import write_rows
 from tests.support.torch_ring import Case, TorchCarrier, make_executor, reference_of, shard_metadata
 
@@ -127,7 +127,7 @@ class Feature:
         bound: the largest relative distance from it.
         tensors: all that trains, of a carrier, its plan and the owner that has the head; by default what nodes send.
         prepare: changes the executors before they run, with a folder of their own and the point where they begin.
-        ring: further arguments of ``VirtualRing``.
+        ring: further arguments of ``RecordedRing``.
         load: loads a result's folder into a plain model; None = its result has other tests.
     """
 
@@ -254,7 +254,7 @@ class Run:
 
     feature: Feature
     plan: Plan
-    result: RingResult
+    result: RecordedResult
     tensors: Tensors
     files: dict[str, dict[str, bytes]]
     live_bytes: dict[str, int]
@@ -296,7 +296,7 @@ def carry_out(
         seed: of the delays.
         saved: where the run continues; by default it begins.
         shards: of that checkpoint; without, nodes continue with nothing that was trained.
-        ring: further arguments of ``VirtualRing``.
+        ring: further arguments of ``RecordedRing``.
     """
     part, start, rng = plan.parts[0], None if saved is None else start_of(plan, saved), random.Random(seed)
     for owner in plan.course.owners:
@@ -314,7 +314,7 @@ def carry_out(
         "control_s": lambda node: rng.random(),
         "move_s": lambda move: rng.random(),
     }
-    result = VirtualRing(plan, carrier=carrier, start=start, **{**times, **feature.ring(plan, carrier), **ring}).run()
+    result = RecordedRing(plan, carrier=carrier, start=start, **{**times, **feature.ring(plan, carrier), **ring}).run()
     assert result.finish is not None
     assert result.finish.error == ("InterruptedRunError" if "drain_at_s" in ring else ""), result.finish
     result.handled.clear()
@@ -322,7 +322,7 @@ def carry_out(
     return ended(feature, plan, carrier, result)
 
 
-def ended(feature: Feature, plan: Plan, carrier: Watched, result: RingResult) -> Run:
+def ended(feature: Feature, plan: Plan, carrier: Watched, result: RecordedResult) -> Run:
     """What is kept of a run."""
     last = [entry.part for entry in result.logged if isinstance(entry, rd.LogMove)][-1:] or [plan.parts[0]]
     turns = [entry.turn for entry in result.logged if isinstance(entry, rd.LogTurn)]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from ringtune.run_control import events as rd
-from ringtune.schedule.actions import Action, Op, TensorKey
+from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.course import Offload
 from ringtune.schedule.methods import Everything, Hift, Method, PipeAdapter, RingAda
 from ringtune.schedule.methods.base import Patience
@@ -23,10 +23,10 @@ from ringtune.schedule.saved_activations import merged
 from ringtune.schedule.turns import StartPoint, Turn, items
 from ringtune.schedule.units import Range, Units
 from ringtune.techniques.activation_cache import entry_bytes
-from sim.ring import RingResult, VirtualRing
 from tests.support.choosing import DrawnTables, random_choice
 from tests.support.moves import granted, moving_at_random
 from tests.support.plans import changed, random_operations, random_plan, random_replicas
+from tests.support.recorded_ring import Carrier, RecordedResult, RecordedRing
 
 # ---- methods that are harder than any known one ----------------------------------------------------------
 
@@ -71,7 +71,7 @@ def loss_at(step: int, seed: int) -> float:
     return float(0.9 ** (step // (8 + seed % 5)) + 0.02 * rng.random())
 
 
-class Losses:
+class Losses(Carrier):
     """Gives the head of every train item its loss; messages carry nothing."""
 
     def __init__(self, plan: Plan, seed: int) -> None:
@@ -87,24 +87,6 @@ class Losses:
         if action.op is not Op.HEAD:
             return ()
         return (("count", 2.0), ("loss_sum", 2 * loss_at(self._steps[action.seq], self._seed)))
-
-    def ended(self, node: str, turn: int) -> str:
-        """Nothing."""
-        return ""
-
-    def put(self, node: str, key: TensorKey, content: Any) -> None:
-        """Nothing."""
-
-    def rest(self, node: str) -> None:
-        """Nothing."""
-
-    def move(self, command: rd.Move) -> None:
-        """Nothing."""
-
-    take = take_parcel = lambda self, node, key: None
-    take_head = lambda self, node: None  # noqa: E731
-    put_head = lambda self, node, content: None  # noqa: E731
-    put_parcel = put
 
 
 # ---- plans of a seed -------------------------------------------------------------------------------------
@@ -226,7 +208,7 @@ def invertible_plan(seed: int) -> Plan:
 # ---- kinds and their runs --------------------------------------------------------------------------------
 
 
-def ring_of(plan: Plan, rng: random.Random, **ring: Any) -> VirtualRing:
+def ring_of(plan: Plan, rng: random.Random, **ring: Any) -> RecordedRing:
     """A ring in which every node has its own speed, and every action, message and call its own delay."""
     speeds = {node: rng.choice([0.01, 0.1, 1.0, 3.0, 10.0]) for node in plan.nodes}
     times: dict[str, Any] = {
@@ -238,10 +220,10 @@ def ring_of(plan: Plan, rng: random.Random, **ring: Any) -> VirtualRing:
         "chooser": DrawnTables(plan),
         "choose_s": rng.random,
     }
-    return VirtualRing(plan, **{**times, **ring})
+    return RecordedRing(plan, **{**times, **ring})
 
 
-def run(plan: Plan, rng: random.Random, **ring: Any) -> RingResult:
+def run(plan: Plan, rng: random.Random, **ring: Any) -> RecordedResult:
     """The run of such a ring."""
     return ring_of(plan, rng, **ring).run()
 
@@ -253,7 +235,7 @@ class PlanKind:
     Attributes:
         name: of the kind.
         plan: makes the plan of a seed.
-        ring: makes further arguments of ``VirtualRing`` for each run of the plan of a seed.
+        ring: makes further arguments of ``RecordedRing`` for each run of the plan of a seed.
     """
 
     name: str
@@ -270,12 +252,12 @@ class AnyRun:
     def __repr__(self) -> str:
         return f"{self.kind.name} of seed {self.seed}"
 
-    def again(self, timing: int, **ring: Any) -> RingResult:
+    def again(self, timing: int, **ring: Any) -> RecordedResult:
         """A run of the plan with other delays."""
         return run(self.plan, random.Random(timing), **{**self.kind.ring(self.plan, self.seed), **ring})
 
     @functools.cached_property
-    def result(self) -> RingResult:
+    def result(self) -> RecordedResult:
         """The run that all laws look at."""
         return self.again(self.seed)
 

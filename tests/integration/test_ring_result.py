@@ -22,8 +22,8 @@ from ringtune.schedule.actions import Action, Op, Payload, op_of
 from ringtune.schedule.operation_tables import ScheduledTable, tables_to_json
 from ringtune.schedule.placement import Helper, Placement, Slice
 from ringtune.schedule.plan import Plan
-from sim.ring import VirtualRing
 from tests.support.cluster import RING, Cluster, Outcome
+from tests.support.recorded_ring import RecordedRing
 from tests.support.replay import replay
 from tests.support.results import datasets_of, largest_difference, reference_of, trained
 from tests.support.stale_reference import train_stale
@@ -97,7 +97,7 @@ def assert_decided(outcome: Outcome, *, apart: bool = False) -> None:
     slice as far as timing lets it, so the updates of head and slice are compared apart there.
     """
     assert outcome.plan is not None
-    virtual = VirtualRing(outcome.plan).run()
+    virtual = RecordedRing(outcome.plan).run()
     for node in outcome.plan.nodes:
         lines = outcome.files[f"recordings/{node}.jsonl"].decode().splitlines()
         assert replay(lines, outcome.plan, node) == len(lines) - 1 > 0

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ringtune.schedule.actions import Action, Payload
-from sim.ring import VirtualRing
 from tests.features.catalog import ALL, COUNTS
 from tests.features.feature import Feature, each, run_of
+from tests.support.recorded_ring import RecordedRing
 from tests.support.torch_ring import make_carrier
 
 
@@ -47,7 +47,7 @@ def test_live_bytes_do_not_grow_with_batches(num_steps: int) -> None:
         return values
 
     carrier.run = watched  # type: ignore[method-assign]
-    assert VirtualRing(plan, carrier=carrier).run().finish is not None
+    assert RecordedRing(plan, carrier=carrier).run().finish is not None
     hidden_bytes = 2 * 16 * 32 * 8
     # at most the credits of its outgoing link and one under way, each a micro-batch of 2 x 16 x 32 in float64
     for node in ("d", "c", "b"):

@@ -37,8 +37,8 @@ def times(samples: list[tuple[str, Action, float]] | None = None, **options: obj
     """The times of the plan with every turn granted."""
     costs = CourseCosts(PLAN.course, profile_of(PLAN))
     items = granted(costs)
-    medians = ProfileTimes(costs, items)
-    return medians if samples is None else RecordedTimes(PLAN.course, samples, medians, items, **options)  # type: ignore[arg-type]
+    medians = ProfileTimes(items)
+    return medians if samples is None else RecordedTimes(samples, medians, items, **options)  # type: ignore[arg-type]
 
 
 def turn_of(kind: StepKind) -> Turn:
@@ -103,18 +103,12 @@ def test_profile_times_depend_on_the_size() -> None:
     nodes = tuple(dataclasses.replace(node, work_times=points) for node in profile.nodes)
     costs = CourseCosts(PLAN.course, dataclasses.replace(profile, nodes=nodes))
     items = granted(costs)
-    found = ProfileTimes(costs, items)
+    found = ProfileTimes(items)
     assert found("a", HEAD._replace(seq=EVALUATION)) == 3.0
     assert found("a", HEAD._replace(seq=EVALUATION + 1)) == 1.0
 
 
 BACKWARD = Action(Op.BACKWARD, 4, 0, 2, 4)
-
-
-def test_recorded_times_of_the_same_run_are_met_exactly() -> None:
-    """The very action has its very time."""
-    found = times([("b", BACKWARD, 9.0), ("b", BACKWARD._replace(micro=1), 1.0)], same_run=True)
-    assert [found("b", BACKWARD), found("b", BACKWARD._replace(micro=1))] == [9.0, 1.0]
 
 
 def test_recorded_times_of_another_run_are_drawn_per_block() -> None:
@@ -148,7 +142,7 @@ def test_recorded_times_need_no_median_of_what_was_recorded(same_run: bool) -> N
     costs = CourseCosts(PLAN.course, dataclasses.replace(profile, nodes=nodes))
     items = granted(costs)
     samples = [("a", HEAD, 5.0), ("a", UPDATE_HEAD, 0.1)]
-    found = RecordedTimes(PLAN.course, samples, ProfileTimes(costs, items), items, same_run=same_run)
+    found = RecordedTimes(samples, ProfileTimes(items), items, same_run=same_run)
     assert found("a", HEAD) == 5.0
     with pytest.raises(PlanError, match="node b has no measured time for 'head'"):
         found("b", HEAD)

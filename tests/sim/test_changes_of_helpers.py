@@ -47,19 +47,21 @@ def test_change_of_offload_keeps_the_manner() -> None:
 
 
 @cases(
-    ("value", "said"),
+    ("changes", "said"),
     [
-        ("weak=stron", "there is no node 'stron'; did you mean 'strong'"),
-        ("weak", "write 'off', or HOST=HELPER with each host once"),
-        ("weak=strong+weak=owner", "write 'off', or HOST=HELPER with each host once"),
-        ("weak=weak", "so it can't be their helper"),
-        ("auto", "write 'off', or HOST=HELPER"),
+        (["offload=weak=stron"], "there is no node 'stron'; did you mean 'strong'"),
+        (["offload=weak"], "write 'off', or HOST=HELPER with each host once"),
+        (["offload=weak=strong+weak=owner"], "write 'off', or HOST=HELPER with each host once"),
+        (["offload=weak=weak"], "so it can't be their helper"),
+        (["offload=auto"], "write 'off', or HOST=HELPER"),
+        (["users=each"], "offload.users = 'each' is not one of joint, alone, collaboration"),
+        (["offload=off", "users=alone"], "--change users=alone: helpers fit users' adapters, and there are none"),
     ],
 )
-def test_change_of_offload_refuses_by_name(value: str, said: str) -> None:
-    """A slip is named with what was meant."""
+def test_changes_of_helpers_and_users_refuse_by_name(changes: list[str], said: str) -> None:
+    """A slip is named with what was meant; so are users without helpers."""
     with pytest.raises(PlanError, match=said):
-        change_all(PROFILE, plan(), [f"offload={value}"])
+        change_all(PROFILE, plan(), changes)
 
 
 def test_change_of_users_gives_each_adapters_and_takes_them_back() -> None:
@@ -71,19 +73,6 @@ def test_change_of_users_gives_each_adapters_and_takes_them_back() -> None:
     assert change_all(PROFILE, alone, ["users=joint"])[1] == plan()
     bare = helped(plan(), {})
     assert change_all(PROFILE, bare, ["offload=weak=strong", "users=alone"])[1] == alone
-
-
-@cases(
-    ("changes", "said"),
-    [
-        (["users=each"], "offload.users = 'each' is not one of joint, alone, collaboration"),
-        (["offload=off", "users=alone"], "--change users=alone: helpers fit users' adapters, and there are none"),
-    ],
-)
-def test_change_of_users_refuses_by_name(changes: list[str], said: str) -> None:
-    """A slip, and users without helpers."""
-    with pytest.raises(PlanError, match=said):
-        change_all(PROFILE, plan(), changes)
 
 
 def test_change_of_offload_needs_the_bytes_of_pairs() -> None:

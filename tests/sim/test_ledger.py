@@ -15,9 +15,9 @@ from ringtune.schedule.turns import StepKind, turn_sequence
 from ringtune.schedule.units import Range, Units
 from sim.ledger import ItemKind, Items, MemoryLedger, NodeAccount
 from sim.meter import Meter, ProfileTimes
-from sim.ring import VirtualRing
 from tests.support.plans import changed, make_plan, random_plan
 from tests.support.profiles import profile_of
+from tests.support.recorded_ring import RecordedRing
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], microbatches=2, batch_size=4)
 FULL = 2.0 * PLAN.course.max_length
@@ -214,8 +214,8 @@ def test_ledger_of_a_whole_run_ends_where_it_began(seed: int) -> None:
     costs = CourseCosts.of(plan, profile)
     items = Items(costs)
     found = MemoryLedger(plan, profile.by_name, items, MemorySettings("sgd"))
-    before, times = found.now_bytes, ProfileTimes(costs, items, found.effect)
-    VirtualRing(plan, action_s=times, observer=Meter(plan.nodes, items, times, found, keep_spans=False)).run()
+    before, times = found.now_bytes, ProfileTimes(items, found.effect)
+    RecordedRing(plan, action_s=times, observer=Meter(plan.nodes, items, times, found, keep_spans=False)).run()
     assert found.now_bytes == before
     assert max(found.peak_bytes[node] - before[node] for node in plan.nodes) > 0
 

@@ -189,8 +189,12 @@ def saving(plan: Plan, rng: random.Random) -> Plan:
 
 @cases("seed", range(3))
 def test_prediction_repeats_itself(seed: int) -> None:
-    """The same question has the same answer in every digit."""
-    assert drawn.__wrapped__(seed) == drawn(seed)
+    """The same question has the same answer in every digit, and spans are nothing but kept."""
+    plan, found = drawn(seed)
+    assert drawn.__wrapped__(seed) == (plan, found)
+    rng = random.Random(seed)
+    drawn_plan(rng)
+    assert predict(plan, random_profile(plan, rng)) == dataclasses.replace(found, spans=())
 
 
 # ---- by hand -----------------------------------------------------------------------------------------

@@ -8,10 +8,10 @@ import pytest
 
 from ringtune.costs.action_costs import Rest
 from ringtune.schedule.actions import TensorKey
-from sim.links import Delays, MessageCost
-from sim.ring import VirtualRing
+from sim.links import MessageCost
 from tests.support.cases import cases
 from tests.support.plans import make_plan
+from tests.support.recorded_ring import Delays, RecordedRing
 
 
 class Busy(Delays):
@@ -39,7 +39,7 @@ def wall_s(microbatches: int, source_s: float, target_s: float, *, batch_size: i
         method="all",
         eval_rows=0,
     )
-    return VirtualRing(plan, transport=Busy(source_s, target_s)).run().wall_s
+    return RecordedRing(plan, transport=Busy(source_s, target_s)).run().wall_s
 
 
 def test_ring_that_waits_receives_for_free() -> None:
@@ -62,7 +62,7 @@ def test_ring_that_sends_begins_its_next_action_later() -> None:
 def test_ring_counts_what_was_taken_as_busy(source_s: float, target_s: float) -> None:
     """A node's actions never overlap, and each takes its second at least."""
     plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_steps=6, microbatches=4, eval_rows=0)
-    result = VirtualRing(plan, transport=Busy(source_s, target_s)).run()
+    result = RecordedRing(plan, transport=Busy(source_s, target_s)).run()
     assert result.finish is not None and not result.finish.error
     for spans in result.spans.values():
         for before, after in itertools.pairwise(spans):
@@ -78,8 +78,8 @@ def test_ring_counts_what_was_taken_as_busy(source_s: float, target_s: float) ->
 def test_ring_gets_messages_late_only_while_it_computes(delays_s: tuple[float, float], later_s: float) -> None:
     """With one micro-batch receivers are idle; senders are not where an update follows."""
     plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["c"], num_steps=1, microbatches=1, method="all", eval_rows=0)
-    ring = VirtualRing(plan, transport=Busy(0.0, 0.0, delays_s=delays_s)).run()
-    assert ring.wall_s == VirtualRing(plan).run().wall_s + later_s
+    ring = RecordedRing(plan, transport=Busy(0.0, 0.0, delays_s=delays_s)).run()
+    assert ring.wall_s == RecordedRing(plan).run().wall_s + later_s
 
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=4)
@@ -87,7 +87,7 @@ PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=4)
 
 def lengths(rest: Rest, node: str) -> list[float]:
     """Seconds of a node's actions of 1 s each; a message takes 1 s."""
-    ring = VirtualRing(PLAN, message_s=lambda source, target, payload: 1.0, rest=lambda name: rest)
+    ring = RecordedRing(PLAN, message_s=lambda source, target, payload: 1.0, rest=lambda name: rest)
     return [round(span.end_s - span.start_s, 6) for span in ring.run().spans[node]]
 
 

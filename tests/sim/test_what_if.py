@@ -35,11 +35,6 @@ def changed(*changes: str, profile: Profile = PROFILE, plan: Plan = PLAN) -> tup
     return change_all(profile, plan, changes)
 
 
-def test_changes_of_nothing_change_nothing() -> None:
-    """No change, no other profile or plan."""
-    assert changed() == (PROFILE, PLAN)
-
-
 @cases("speed", [0.25, 0.5, 2.0])
 def test_changes_of_compute_divide_every_time_of_that_node(speed: float) -> None:
     """Half as fast is twice the time, of every work; other nodes, links and plan stay."""
@@ -61,8 +56,8 @@ def test_changes_of_compute_are_of_what_an_action_takes_besides_its_work() -> No
 
 
 def test_changes_of_compute_undo_themselves() -> None:
-    """Half of twice is what it was."""
-    assert changed("pi-2.compute=2", "pi-2.compute=0.5") == (PROFILE, PLAN)
+    """Half of twice is what it was, and no change changes nothing."""
+    assert changed() == changed("pi-2.compute=2", "pi-2.compute=0.5") == (PROFILE, PLAN)
     assert PROFILE.nodes[0].at_pace(0.25).at_pace(4.0) == PROFILE.nodes[0]
 
 

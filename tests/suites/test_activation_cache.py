@@ -24,12 +24,12 @@ from ringtune.schedule.actions import Op, Payload
 from ringtune.schedule.placement import ActivationCacheSettings
 from ringtune.schedule.plan import Plan
 from ringtune.techniques.activation_cache import entry_bytes
-from sim.ring import RingResult
 from tests.features import plans
 from tests.features.feature import Feature, Run, carry_out, run_of
 from tests.features.memory import CACHE, open_caches
 from tests.support.moves import granted
 from tests.support.plans import changed
+from tests.support.recorded_ring import RecordedResult
 from tests.support.resumed import same_bits
 from tests.support.torch_ring import TorchCarrier, distance, make_carrier
 
@@ -49,12 +49,12 @@ def feature_with(prepare: Prepare = open_caches, **changes: Any) -> Feature:
     return dataclasses.replace(WITH, changes={**WITH.changes, **changes}, prepare=prepare)
 
 
-def counts(result: RingResult) -> Counter[Op]:
+def counts(result: RecordedResult) -> Counter[Op]:
     """How often each op was carried out, on all nodes."""
     return Counter(action.op for actions in result.order.values() for action in actions)
 
 
-def without_tensors(plan: Plan, **ring: Any) -> RingResult:
+def without_tensors(plan: Plan, **ring: Any) -> RecordedResult:
     """The same plan on the virtual clock alone."""
     return plans.run(plan, random.Random(0), **plans.SOON_KNOWN, **{"items_ahead": 2, **ring})
 

@@ -19,10 +19,10 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.table import build_table, format_table
 from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
 from ringtune.schedule.units import EMBEDDING
-from sim.ring import RingResult
 from tests.features.plans import KINDS, AnyRun, start_of
 from tests.support.model_facts import WEIGHTLESS
 from tests.support.moves import by_placement
+from tests.support.recorded_ring import RecordedResult
 from tests.support.validate import parse_table, validate_table
 
 SEEDS = 4
@@ -86,7 +86,7 @@ def test_order_of_weight_changes_and_decisions_are_equal_for_any_delays(runs: li
         assert decisions(other) == decisions(one.result), one
 
 
-def weight_changes(result: RingResult) -> dict[tuple[str, int], list[Action]]:
+def weight_changes(result: RecordedResult) -> dict[tuple[str, int], list[Action]]:
     """Per node and unit the actions that add to its gradients, change or save it, in their order."""
     changes: dict[tuple[str, int], list[Action]] = {}
     for node, order in result.order.items():
@@ -97,7 +97,7 @@ def weight_changes(result: RingResult) -> dict[tuple[str, int], list[Action]]:
     return changes
 
 
-def decisions(result: RingResult) -> list[list[rd.Command]]:
+def decisions(result: RecordedResult) -> list[list[rd.Command]]:
     """What was decided, evaluated and saved, each in order."""
     kinds = (rd.LogUnfreeze, rd.LogOperations, rd.LogEvaluation, rd.LogCheckpoint)
     return [[entry for entry in result.logged if isinstance(entry, kind)] for kind in kinds]
@@ -139,7 +139,7 @@ def test_credits_bound_what_is_in_flight(runs: list[AnyRun]) -> None:
         assert not +under_way, one
 
 
-def sent_and_taken(result: RingResult) -> Iterator[tuple[float, int, tuple[str, str, str, int]]]:
+def sent_and_taken(result: RecordedResult) -> Iterator[tuple[float, int, tuple[str, str, str, int]]]:
     """(seconds, +1 where it is sent and -1 where it is taken, (kind, source, target, boundary if that counts))."""
     parcels = (Payload.PAIRS, Payload.WEIGHTS, Payload.REPLICA_GRAD, Payload.UNIT_GRAD)
     by_boundary = (Payload.HIDDEN, Payload.UNIT_GRAD)
@@ -251,7 +251,7 @@ def test_drained_run_goes_on_as_if_nobody_had_stopped_it(runs: list[AnyRun]) -> 
     assert drained
 
 
-def train_actions(result: RingResult) -> dict[str, list[tuple[int, Action]]]:
+def train_actions(result: RecordedResult) -> dict[str, list[tuple[int, Action]]]:
     """Per node what it did for train items, with the step instead of ``seq``."""
     steps = {
         turn.first_seq + offset: turn.first_step + offset

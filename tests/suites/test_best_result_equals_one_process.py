@@ -12,10 +12,10 @@ from ringtune.run_control import events as rd
 from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint
-from sim.ring import RingResult
 from tests.suites.test_recovery_on_virtual_clock import recoveries, ring_of
 from tests.support.moves import moving, slices_of
 from tests.support.plans import changed
+from tests.support.recorded_ring import RecordedResult
 from tests.support.recovering_ring import RecoveringRing
 from tests.support.resumed import rebuilt, same_bits
 from tests.support.tiny import write_rows
@@ -43,12 +43,12 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     return Case(folder=folder, owners=("b", "a"), microbatches=2, lr_schedule="constant", checkpoint_every=4, **more)
 
 
-def of(kind: type, result: RingResult) -> list[Any]:
+def of(kind: type, result: RecordedResult) -> list[Any]:
     """What was logged of a kind."""
     return [entry for entry in result.logged if isinstance(entry, kind)]
 
 
-def best_by_hand(result: RingResult) -> int:
+def best_by_hand(result: RecordedResult) -> int:
     """The step with the lowest loss, the first one of equals."""
     losses: dict[int, float] = {}
     for entry in of(rd.LogEvaluation, result):

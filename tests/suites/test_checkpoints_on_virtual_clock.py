@@ -14,14 +14,14 @@ from ringtune.run_control import events as rd
 from ringtune.run_control.state_machine import RunStateMachine
 from ringtune.schedule.actions import Op
 from ringtune.schedule.turns import StartPoint, items, turn_sequence
-from sim.ring import RingResult
 from tests.features.plans import run
 from tests.support.plans import make_plan
+from tests.support.recorded_ring import RecordedResult
 
 THREE = [("a", 0, 2), ("b", 2, 3), ("c", 3, 4)]
 
 
-def logged(result: RingResult) -> list[rd.LogCheckpoint]:
+def logged(result: RecordedResult) -> list[rd.LogCheckpoint]:
     """The checkpoints that became complete, in order."""
     return [entry for entry in result.logged if isinstance(entry, rd.LogCheckpoint)]
 

@@ -13,19 +13,19 @@ from ringtune.schedule.actions import Op
 from ringtune.schedule.course import TABLES_AT_ONCE
 from ringtune.schedule.operation_tables import Choice, Operations, ScheduledTable
 from ringtune.schedule.turns import StepKind, items, table_is_due
-from sim.ring import RingResult, VirtualRing
 from tests.features.plans import KINDS, AnyRun, run
 from tests.suites.test_any_plan_on_virtual_clock import train_actions
 from tests.support.choosing import DrawnTables, make_choice
 from tests.support.moves import granted
 from tests.support.plans import changed, make_plan
+from tests.support.recorded_ring import RecordedResult, RecordedRing
 
 THREE = [("a", 0, 2), ("b", 2, 3), ("c", 3, 4)]
 CHOICE = next(kind for kind in KINDS if kind.name == "choice")
 SCORING = make_choice(refresh_steps=4)
 
 
-def decisions(result: RingResult) -> list[rd.LogOperations]:
+def decisions(result: RecordedResult) -> list[rd.LogOperations]:
     """The tables that were chosen, in order."""
     return [entry for entry in result.logged if isinstance(entry, rd.LogOperations)]
 
@@ -33,7 +33,7 @@ def decisions(result: RingResult) -> list[rd.LogOperations]:
 def test_choice_of_a_run_that_is_drained_while_it_scores_first_saves_nothing() -> None:
     """Nothing is trained yet, so there is nothing to save, nor to wait for."""
     plan = changed(make_plan(THREE, ["b", "a"]), choice=SCORING)
-    stopped = VirtualRing(plan, drain_at_s=5.0).run()
+    stopped = RecordedRing(plan, drain_at_s=5.0).run()
     assert stopped.finish == rd.Finish("InterruptedRunError", "stopped by the user")
     assert not granted(stopped) and not [entry for entry in stopped.logged if isinstance(entry, rd.LogCheckpoint)]
 
@@ -62,7 +62,7 @@ def test_choices_of_a_long_run_leave_no_pile_of_tables() -> None:
         return sum(isinstance(value, Operations) for value in gc.get_objects())
 
     before = num_alive()
-    result = VirtualRing(plan, chooser=DrawnTables(plan, "pile"), record=False).run()
+    result = RecordedRing(plan, chooser=DrawnTables(plan, "pile")).run()
     assert result.finish == rd.Finish("", "")
     del result
     assert num_alive() - before <= 3 * TABLES_AT_ONCE

@@ -21,10 +21,10 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import NONE_DONE, NOTHING_KNOWN, StepKind, Turn, items, turn_sequence
 from ringtune.schedule.units import Range
 from ringtune.techniques.offload import helped
-from sim.ring import RingResult
 from tests.features.plans import Losses, loss_at, moving_plan, start_of
 from tests.suites.test_recovery_on_virtual_clock import SEEDS, lose_at, recoveries, ring_of
 from tests.support.plans import changed, make_plan
+from tests.support.recorded_ring import RecordedResult
 from tests.support.recovering_ring import RecoveringRing
 
 SKIPS = RecoveryPolicy(leaves_out=True)
@@ -55,17 +55,17 @@ def without_owners(wanted: list[tuple[str, int]], changes: Iterable[tuple[int, s
     return [*done, *(item for item in wanted if item[0] not in gone)]
 
 
-def left_out(result: RingResult) -> list[tuple[int, str]]:
+def left_out(result: RecordedResult) -> list[tuple[int, str]]:
     """After which step which owner is left out, as the log has it."""
     return [(entry.step, owner) for entry in recoveries(result) for owner in entry.left_out]
 
 
-def changes(result: RingResult) -> list[tuple[int, str]]:
+def changes(result: RecordedResult) -> list[tuple[int, str]]:
     """After which step which owner is left out or taken back, as the log has it."""
     return [(entry.step, owner) for entry in recoveries(result) for owner in (*entry.left_out, *entry.returned)]
 
 
-def trained(result: RingResult) -> list[tuple[str, int]]:
+def trained(result: RecordedResult) -> list[tuple[str, int]]:
     """The owner and its batch of each step, as the log has them, in the order of the steps."""
     steps = sorted(
         (entry.step, entry.turn.owner, entry.turn.first_batch + entry.seq - entry.turn.first_seq)

@@ -20,12 +20,12 @@ from ringtune.schedule.operation_tables import BlockCapacity, Choice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.units import Range
 from sim.prediction import predict
-from sim.ring import VirtualRing
 from tests.features.plans import AnyRun, PlanKind, helped_plan, hift_plan, invertible_plan
 from tests.suites.test_any_plan_on_virtual_clock import peak_waiting
 from tests.support.model_facts import WEIGHTLESS
 from tests.support.plans import changed, make_plan, random_operations, random_plan, random_replicas
 from tests.support.profiles import random_profile
+from tests.support.recorded_ring import RecordedRing
 
 
 def with_operations(plan: Plan, rng: random.Random) -> Plan:
@@ -160,7 +160,7 @@ def test_memory_of_an_owner_at_the_top_bounds_its_own_micro_batches(hosts: int) 
     )
     slow = {"p": 50.0, "o": 0.2}
     one = AnyRun(PlanKind(name="slow", plan=lambda seed: plan), 0)
-    one.result = VirtualRing(plan, action_s=lambda node, action: slow.get(node, 0.05)).run()
+    one.result = RecordedRing(plan, action_s=lambda node, action: slow.get(node, 0.05)).run()
     bound = node_memory(plan, "o", WEIGHTLESS, optimizer="sgd", activation_token_bytes=0).parts()["buffers"]
     tensor_bytes = plan.course.microbatch_sizes()[0] * plan.course.max_length * plan.course.hidden_size * 4
     assert one.result.finish == rd.Finish("", "")

@@ -11,22 +11,22 @@ from ringtune.schedule.actions import Scope
 from ringtune.schedule.migration import due
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, turn_sequence
-from sim.ring import RingResult, VirtualRing
 from tests.features.plans import Losses, moving_plan, run, unfreezing_plan
 from tests.support.moves import by_placement, granted, moving, moving_at_random, random_placement
 from tests.support.plans import make_plan
+from tests.support.recorded_ring import RecordedResult, RecordedRing
 from tests.support.validate import validate_table
 
 TWO = [("a", 0, 3), ("b", 3, 6)]
 MOVED = [("b", 0, 1), ("c", 1, 6)]
 
 
-def moves_of(result: RingResult) -> list[rd.LogMove]:
+def moves_of(result: RecordedResult) -> list[rd.LogMove]:
     """What the log says of moves."""
     return [entry for entry in result.logged if isinstance(entry, rd.LogMove)]
 
 
-def validate(plan: Plan, result: RingResult, stays: frozenset[int] = frozenset()) -> None:
+def validate(plan: Plan, result: RecordedResult, stays: frozenset[int] = frozenset()) -> None:
     """In each placement just its own turns were carried out, on just its own nodes."""
     turns = granted(result)  # with the tables that were chosen
     assert [turn.index for turn in turns] == [turn.index for turn in turn_sequence(plan.course)]
@@ -61,7 +61,7 @@ def test_moves_that_are_found_in_mid_run_carry_out_a_valid_table_too(block: int)
 def test_run_moves_to_a_found_placement_once_its_nodes_have_fetched_what_it_wants() -> None:
     """Until then it trains where it is, to the end if need be; a planned one is moved to at its turn."""
     plan = moving(make_plan(TWO, ["a"], num_blocks=6, num_steps=40), (4, MOVED))
-    undisturbed = VirtualRing(plan, items_ahead=1).run()
+    undisturbed = RecordedRing(plan, items_ahead=1).run()
     (planned,) = moves_of(undisturbed)
     assert planned.step == 8
     steps = {}
@@ -72,7 +72,7 @@ def test_run_moves_to_a_found_placement_once_its_nodes_have_fetched_what_it_want
                 asked.node, asked.part.placement.placement_number, 7, fetch_s if asked.node == "b" else 0.0
             )
 
-        found = VirtualRing(
+        found = RecordedRing(
             plan, items_ahead=1, fetches=fetches, replans=[(0.4 * undisturbed.wall_s, plan.placement)]
         ).run()
         assert found.finish == rd.Finish("", "")
@@ -93,9 +93,9 @@ def test_run_moves_once_to_a_placement_that_is_found_again() -> None:
     """A search that began before the run went there may find the same once more; going back is a move of its own."""
     plan = make_plan(TWO, ["a"], num_blocks=6, num_steps=40)
     (other,) = moving(plan, (4, [("a", 0, 1), ("b", 1, 6)])).placements[1:]
-    wall_s = VirtualRing(plan, items_ahead=1).run().wall_s
+    wall_s = RecordedRing(plan, items_ahead=1).run().wall_s
     found = [(0.30, other), (0.32, other), (0.5, other), (0.6, plan.placement), (0.7, plan.placement), (0.8, other)]
-    result = VirtualRing(plan, items_ahead=1, replans=[(share * wall_s, one) for share, one in found]).run()
+    result = RecordedRing(plan, items_ahead=1, replans=[(share * wall_s, one) for share, one in found]).run()
     assert result.finish == rd.Finish("", "")
     hosts = [entry.part.placement.slices for entry in moves_of(result)]
     assert hosts == [other.slices, plan.placement.slices, other.slices]
@@ -111,8 +111,8 @@ def test_run_stays_where_it_is_if_a_node_can_not_fetch_what_a_found_placement_wa
             asked.node, placement_number, problem="node b has no room on its disk" if asked.node == "b" else ""
         )
 
-    undisturbed = VirtualRing(plan).run()
-    found = VirtualRing(plan, fetches=fetches, replans=[(0.4 * undisturbed.wall_s, plan.placement)]).run()
+    undisturbed = RecordedRing(plan).run()
+    found = RecordedRing(plan, fetches=fetches, replans=[(0.4 * undisturbed.wall_s, plan.placement)]).run()
     assert found.finish == rd.Finish("", "")
     assert [(move.placement_number, move.problem) for move in moves_of(found)] == [
         (1, ""),
@@ -125,7 +125,7 @@ def test_run_stays_where_it_is_if_a_node_can_not_fetch_what_a_found_placement_wa
 def test_move_that_takes_too_long_is_given_up() -> None:
     """A node that prepares for ever is waited for as long as for anything, then all go back."""
     plan = moving(make_plan(TWO, ["a"], num_blocks=6, num_steps=8), (2, MOVED))
-    result = VirtualRing(
+    result = RecordedRing(
         plan, move_s=lambda move: 50.0 if (move.node, move.start.placement_number) == ("c", 1) else 1.0, wait_s=20
     )
     (move,) = moves_of(found := result.run())
@@ -138,7 +138,7 @@ def test_move_that_takes_too_long_is_given_up() -> None:
 def test_move_back_that_takes_too_long_ends_the_run() -> None:
     """Where a node can't go back either, the run ends, and says how it goes on."""
     plan = moving(make_plan(TWO, ["a"], num_blocks=6, num_steps=8), (2, MOVED))
-    result = VirtualRing(plan, move_s=lambda move: 50.0 if move.node == "b" else 1.0, wait_s=20).run()
+    result = RecordedRing(plan, move_s=lambda move: 50.0 if move.node == "b" else 1.0, wait_s=20).run()
     message = "waited 30 s for node b to go back; start the run again with --resume"
     assert result.finish == rd.Finish("DeadlineError", message)
 
@@ -148,9 +148,9 @@ def test_placement_on_a_node_that_was_lost_meanwhile_is_not_taken_into_the_plan(
     plan = moving(make_plan(TWO, ["b"], num_blocks=6, num_steps=20), (2, MOVED))
     lost = rd.NodeFailed("a", "PeerLostError", "node a is lost")
     for is_lost in (False, True):
-        undisturbed = VirtualRing(plan).run()
+        undisturbed = RecordedRing(plan).run()
         (move,) = moves_of(undisturbed)
-        ring = VirtualRing(plan, items_ahead=1, replans=[(0.5 * undisturbed.wall_s, plan.placement)])
+        ring = RecordedRing(plan, items_ahead=1, replans=[(0.5 * undisturbed.wall_s, plan.placement)])
         if is_lost:
             ring.clock.at(0.4 * undisturbed.wall_s, ring._tell_rounds, lost)
         found = ring.run()
@@ -185,7 +185,7 @@ def test_run_that_goes_on_from_a_checkpoint_of_an_earlier_placement_moves_first(
     """A checkpoint at the boundary, or after a move that failed, is of the old placement: the run moves from there."""
     plan = moving(make_plan(TWO, ["a"], num_blocks=6, num_steps=8, checkpoint_every=2), (2, MOVED))
     start = StartPoint.of(plan.course, step=step)
-    result = VirtualRing(plan, start=start).run()
+    result = RecordedRing(plan, start=start).run()
     assert result.finish == rd.Finish("", "")
     (move,) = moves_of(result)
     assert (move.step, move.placement_number, move.problem) == (step, 1, "")
@@ -197,7 +197,7 @@ def test_run_that_goes_on_in_a_later_placement_begins_there() -> None:
     """A checkpoint after a move is of the placement to which the run had moved."""
     plan = moving(make_plan(TWO, ["a"], num_blocks=6, num_steps=8, checkpoint_every=2), (2, MOVED))
     start = StartPoint(step=6, holder="a", placement_number=1)
-    result = VirtualRing(plan, start=start).run()
+    result = RecordedRing(plan, start=start).run()
     assert result.finish == rd.Finish("", "") and not moves_of(result)
     turns = list(turn_sequence(plan.course, start=start))
     validate_table(plan.at(1), turns, {node: result.order[node] for node in plan.at(1).nodes}, start=start)

@@ -27,9 +27,9 @@ from ringtune.schedule.table import build_table, format_table
 from ringtune.schedule.turns import turn_sequence
 from sim.prediction import Prediction, predict
 from sim.recorded_run import read_trace
-from sim.ring import VirtualRing
 from tests.support.plans import make_plan
 from tests.support.profiles import all_pairs, profile_of
+from tests.support.recorded_ring import RecordedRing
 from tests.support.torch_ring import Case, TorchCarrier, make_carrier, write_inputs
 from tests.support.validate import parse_table, validate_table
 
@@ -91,7 +91,7 @@ def test_new_operation_runs_through_engine_and_table(half: Op, lowered: Callable
     lowered()
     plan = plan_of()
     rng = random.Random(1)
-    result = VirtualRing(plan, action_s=lambda node, action: rng.random()).run()
+    result = RecordedRing(plan, action_s=lambda node, action: rng.random()).run()
     assert result.finish is not None
     assert result.finish.error == ""
     turns = tuple(turn_sequence(plan.course))
@@ -176,7 +176,7 @@ def test_new_operation_trains_with_one_more_method_of_the_executor(
         plan = case.plan((("a", 0, 2), ("b", 2, 4)))
         carrier = CarrierThatKnows(make_carrier(case, plan).executors)
         carrier.teach(half)
-        assert VirtualRing(plan, carrier=carrier).run().finish is not None
+        assert RecordedRing(plan, carrier=carrier).run().finish is not None
         return carrier.collected(plan, "a")
 
     before = trained()

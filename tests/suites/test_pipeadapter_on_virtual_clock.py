@@ -16,9 +16,9 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.table import build_table
 from ringtune.schedule.turns import items, turn_sequence
 from ringtune.schedule.versions import in_flight
-from sim.ring import VirtualRing
 from tests.features.plans import pipe_plan, run
 from tests.support.plans import changed, make_plan
+from tests.support.recorded_ring import RecordedRing
 
 THREE = [("a", 0, 2), ("b", 2, 4), ("c", 4, 6)]
 COMPUTED = (Op.EMBED, Op.FORWARD, Op.HEAD, Op.BACKWARD, Op.UPDATE)
@@ -51,7 +51,7 @@ def words(plan: Plan, actions: list[Action]) -> str:
 def test_pipe_hosts_do_one_forward_one_backward_once_filled() -> None:
     """With equal actions host p of 3 does 3 - p forwards, then F and B in turn, then what is left of B."""
     plan = even_plan(num_steps=5, local_iterations=5)
-    order = VirtualRing(plan, action_s=equal_actions).run().order
+    order = RecordedRing(plan, action_s=equal_actions).run().order
     assert {node: words(plan, order[node]) for node in "abc"} == {
         "a": "F0 F1 F2 B0 U0 F3 B1 U1 F4 B2 U2 B3 U3 B4 U4",
         "b": "F0 F1 B0 U0 F2 B1 U1 F3 B2 U2 F4 B3 U3 B4 U4",
@@ -62,7 +62,7 @@ def test_pipe_hosts_do_one_forward_one_backward_once_filled() -> None:
 def test_pipe_order_of_equal_actions_is_that_of_the_printed_table() -> None:
     """The table is what the engines do where all actions take equally long."""
     plan = even_plan(num_steps=11, local_iterations=6)
-    order = VirtualRing(plan, action_s=equal_actions).run().order
+    order = RecordedRing(plan, action_s=equal_actions).run().order
     table = build_table(plan, turn_sequence(plan.course))
     for node in "abc":
         assert [a for a in order[node] if a.op in COMPUTED] == [a for a in table[node] if a.op in COMPUTED]
@@ -72,19 +72,19 @@ def test_pipe_order_of_equal_actions_is_that_of_the_printed_table() -> None:
 def test_pipe_takes_the_time_of_an_ideal_1f1b_pipeline(num_steps: int) -> None:
     """A step takes F + B of one host, filling and draining a turn 2 (P - 1); without staleness a step takes 2 P."""
     plan = even_plan(num_steps=num_steps, local_iterations=num_steps)
-    assert VirtualRing(plan, action_s=equal_actions).run().wall_s == 2 * num_steps + 2 * (3 - 1)
+    assert RecordedRing(plan, action_s=equal_actions).run().wall_s == 2 * num_steps + 2 * (3 - 1)
     fresh = changed(plan, method=Everything())
-    assert VirtualRing(fresh, action_s=equal_actions).run().wall_s == 6 * num_steps
+    assert RecordedRing(fresh, action_s=equal_actions).run().wall_s == 6 * num_steps
 
 
 @pytest.mark.parametrize("microbatches", [1, 2, 4])
 def test_pipe_is_full_with_credits_for_one_item(microbatches: int) -> None:
     """As many credits as micro-batches keep every host busy in the steady state; one credit is slower, but ends."""
     plan = even_plan(num_steps=20, local_iterations=20, microbatches=microbatches, credits_per_channel=microbatches)
-    full = VirtualRing(plan, action_s=equal_actions).run()
+    full = RecordedRing(plan, action_s=equal_actions).run()
     busy_s = 2 * 20 * microbatches
     assert busy_s <= full.wall_s <= busy_s + 2 * 3 * microbatches
-    tight = VirtualRing(changed(plan, credits=1), action_s=equal_actions).run()
+    tight = RecordedRing(changed(plan, credits=1), action_s=equal_actions).run()
     assert tight.finish is not None and tight.finish.error == ""
     assert tight.wall_s >= full.wall_s
 

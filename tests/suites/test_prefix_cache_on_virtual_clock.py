@@ -19,14 +19,14 @@ from ringtune.schedule.placement import ActivationCacheSettings, Passage
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import items
 from ringtune.techniques.activation_cache import key_of
-from sim.ring import RingResult
 from tests.features.plans import SOON_KNOWN, cached_plan, ring_of, run
 from tests.support.moves import granted, moving_at_random
 from tests.support.plans import changed
+from tests.support.recorded_ring import RecordedResult
 from tests.support.validate import validate_table
 
 
-def losing(plan: Plan, seed: int, at_s: float) -> RingResult:
+def losing(plan: Plan, seed: int, at_s: float) -> RecordedResult:
     """The run of a plan whose last host loses what it keeps."""
     ring = ring_of(plan, random.Random(seed), **SOON_KNOWN)
     lost = rd.TechniqueFailed(plan.placement.hosts[-1].node, "the disk is full")
@@ -34,13 +34,13 @@ def losing(plan: Plan, seed: int, at_s: float) -> RingResult:
     return ring.run()
 
 
-def passages_granted_from(result: RingResult, node: str, at_s: float) -> list[Passage]:
+def passages_granted_from(result: RecordedResult, node: str, at_s: float) -> list[Passage]:
     """The passages of turns of which a node heard after a time."""
     events = [entry.event for entry in result.handled[node] if entry.now_s > at_s]
     return [passage for event in events if isinstance(event, TurnGranted) for passage in event.turn.passages]
 
 
-def num_reads(plan: Plan, result: RingResult) -> int:
+def num_reads(plan: Plan, result: RecordedResult) -> int:
     """How many micro-batches were read; each at the host that had kept the same batch at the same boundary before."""
     kept: dict[object, tuple[int, str]] = {}
     reads = 0

@@ -26,11 +26,11 @@ from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.placement import Placement, Rack
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import no_replicas
-from sim.ring import RingResult
 from tests.features.plans import moving_plan, with_helpers
 from tests.support.choosing import DrawnTables
 from tests.support.moves import moving_at_random, random_placement, random_slices, with_slices
 from tests.support.plans import changed, make_plan
+from tests.support.recorded_ring import RecordedResult
 from tests.support.recovering_ring import RecoveringRing
 
 SEEDS = pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2))])
@@ -86,12 +86,12 @@ def ring_of(plan: Plan, rng: random.Random, **values: Any) -> RecoveringRing:
     )
 
 
-def recoveries(result: RingResult) -> list[rd.LogRecovery]:
+def recoveries(result: RecordedResult) -> list[rd.LogRecovery]:
     """What the log says of recoveries."""
     return [entry for entry in result.logged if isinstance(entry, rd.LogRecovery)]
 
 
-def story(result: RingResult) -> list[tuple[Any, ...]]:
+def story(result: RecordedResult) -> list[tuple[Any, ...]]:
     """What was logged of steps, evaluations, checkpoints and decisions, without how items are numbered."""
     found: list[tuple[Any, ...]] = []
     for entry in result.logged:
@@ -107,7 +107,7 @@ def story(result: RingResult) -> list[tuple[Any, ...]]:
     return sorted(found, key=repr)
 
 
-def check_kept(result: RingResult, plan: Plan) -> None:
+def check_kept(result: RecordedResult, plan: Plan) -> None:
     """Each turn that is committed is told once, right after its lines, with what is known of the losses then."""
     kept = [at for at, entry in enumerate(result.logged) if isinstance(entry, rd.LogKept)]
     turns = [entry.turn for entry in result.logged if isinstance(entry, rd.LogTurn) and entry.turn.kind.has_update]
@@ -143,7 +143,7 @@ OWN_ERRORS = ("CapacityError", "StorageError", "RingTuneError", "IntegrityError"
 """Classes of errors that nodes report of themselves."""
 
 
-def own_errors(result: RingResult) -> list[rd.LogNodeError]:
+def own_errors(result: RecordedResult) -> list[rd.LogNodeError]:
     """What the log says of errors of nodes."""
     return [entry for entry in result.logged if isinstance(entry, rd.LogNodeError)]
 
@@ -226,7 +226,7 @@ def test_all_nodes_have_done_what_was_granted_before_the_last_two_grants() -> No
 OWNING: dict[str, Any] = {"num_blocks": 6, "num_steps": 24, "local_iterations": 2}
 
 
-def failing(owners: list[str], due: list[tuple[int, str]], error: str, **values: Any) -> RingResult:
+def failing(owners: list[str], due: list[tuple[int, str]], error: str, **values: Any) -> RecordedResult:
     """A run of three hosts of which these report an error, each after so many logged steps."""
     plan = make_plan([("a", 0, 2), ("b", 2, 4), ("c", 4, 6)], owners, **OWNING)
     ring = ring_of(plan, random.Random(0), **values)
@@ -243,7 +243,7 @@ def failing(owners: list[str], due: list[tuple[int, str]], error: str, **values:
 
 def disputing(
     says: Callable[[str], bool], *, holder: str = "d", fits_without: bool = True
-) -> tuple[RingResult, list[rd.FindPlacement]]:
+) -> tuple[RecordedResult, list[rd.FindPlacement]]:
     """A run that loses host c, whose only copy is at d, and has e take it over; nodes that ``says`` accuse d.
 
     Or another ``holder``.
@@ -460,7 +460,7 @@ def test_runs_in_which_a_link_stays_broken_go_on_without_an_end_of_it_that_owns_
 
 def with_lost_links(
     num_steps: int, link: Callable[[int, bool], tuple[str, str] | None], **more: Any
-) -> tuple[RingResult, RingResult, int]:
+) -> tuple[RecordedResult, RecordedResult, int]:
     """A run that hears of lost links, the undisturbed one, and how many links were lost.
 
     ``link`` says which is lost next, after so many, and whether a turn was kept since the last one.

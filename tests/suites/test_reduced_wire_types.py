@@ -21,7 +21,7 @@ from edge.transport import tensors
 from ringtune.run_control.events import LogStep
 from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.turns import StepKind, turn_sequence
-from sim.ring import VirtualRing
+from tests.support.recorded_ring import RecordedRing
 from tests.support.torch_ring import Case, TorchCarrier, distance, make_carrier, write_inputs
 
 SLICES = (("a", 0, 1), ("b", 1, 2), ("c", 2, 3), ("d", 3, 4))
@@ -75,7 +75,7 @@ class Trained:
         carrier = ChangingCarrier(make_carrier(case, plan).executors)
         carrier.change = change
         rng = random.Random(0)
-        result = VirtualRing(
+        result = RecordedRing(
             plan, action_s=lambda *_: rng.random(), message_s=lambda *_: rng.random(), carrier=carrier
         ).run()
         assert result.finish is not None and result.finish.error == "", result.finish

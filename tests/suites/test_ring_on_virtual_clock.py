@@ -13,9 +13,9 @@ from ringtune.schedule.placement import Slice
 from ringtune.schedule.turns import StepKind, Turn, items, turn_sequence
 from ringtune.schedule.units import EMBEDDING, Units
 from ringtune.schedule.versions import trained
-from sim.ring import TimedMessage, VirtualRing
 from tests.features.plans import AnyRun, PlanKind, hift_plan, run
 from tests.support.plans import changed, make_plan
+from tests.support.recorded_ring import RecordedRing, TimedMessage
 
 FOUR_HOSTS = [("a", 0, 1), ("b", 1, 3), ("c", 3, 3), ("d", 3, 6)]
 
@@ -33,7 +33,7 @@ def test_ring_lost_message_ends_in_an_error_that_names_it(payload: Payload) -> N
             return True
         return False
 
-    ring = VirtualRing(plan, drop=drop, wait_s=100.0)
+    ring = RecordedRing(plan, drop=drop, wait_s=100.0)
     result = ring.run()
     assert result.finish is not None and result.finish.error == "DeadlineError"
     assert "waited 100 s for" in result.finish.message and "from node" in result.finish.message
@@ -46,7 +46,7 @@ def test_ring_owner_that_hosts_nothing_waits_as_long_as_the_turns_of_others_take
     """A turn may take many times ``wait_s``; who has no part in it sees no progress and still must not give up."""
     hosts = [("a", 0, 2), ("b", 2, 4)]
     plan = make_plan(hosts, ["c", "d", "e"], num_steps=90, local_iterations=30, eval_rows=120, every_steps=20)
-    ring = VirtualRing(plan, action_s=lambda node, action: 5.0, wait_s=100.0)
+    ring = RecordedRing(plan, action_s=lambda node, action: 5.0, wait_s=100.0)
     result = ring.run()
     assert result.finish is not None
     assert (result.finish.error, result.finish.message) == ("", "")
@@ -64,7 +64,7 @@ def test_ring_frozen_hosts_run_ahead_of_the_initiator() -> None:
             return float(action.stop - action.start)
         return 0.0
 
-    result = VirtualRing(plan, action_s=action_s).run()
+    result = RecordedRing(plan, action_s=action_s).run()
     # one step alone takes 8 forwards and 1 backward; overlapped the busiest host (3 units) sets the pace
     assert result.wall_s == pytest.approx(9 + 19 * 3)
 
@@ -72,7 +72,7 @@ def test_ring_frozen_hosts_run_ahead_of_the_initiator() -> None:
 def test_ring_next_initiator_starts_before_the_turn_ends() -> None:
     """Frozen blocks work on the next initiator's first batch while the current one still trains."""
     plan = make_plan(FOUR_HOSTS, ["a", "d"], num_blocks=6, num_steps=8, local_iterations=4, every_steps=1000)
-    result = VirtualRing(plan).run()
+    result = RecordedRing(plan).run()
     turns: list[Turn] = list(turn_sequence(plan.course))
     end_of_first = max(s.end_s for s in result.spans["a"] if s.action.seq < turns[1].first_seq)
     starts = [s.start_s for s in result.spans["b"] if s.action.seq == turns[1].first_seq]
@@ -82,7 +82,7 @@ def test_ring_next_initiator_starts_before_the_turn_ends() -> None:
 def test_ring_evaluation_counts_every_owner_once_per_evaluation() -> None:
     """Each evaluation passes all evaluation batches of all owners."""
     plan = make_plan(FOUR_HOSTS, ["a", "b"], num_blocks=6, num_steps=8, eval_every=4, eval_rows=9, batch_size=4)
-    result = VirtualRing(plan).run()
+    result = RecordedRing(plan).run()
     logged = [entry for entry in result.logged if type(entry).__name__ == "LogEvaluation"]
     # 9 rows in batches of 4: micro-batches 2 + 2 + 1, each head counts 1 here; two owners
     assert [(entry.step, dict(entry.values)["count"]) for entry in logged] == [(4, 10.0), (8, 10.0)]
@@ -112,7 +112,7 @@ def test_hift_a_gradient_that_never_comes_is_named() -> None:
     def lost(message: TimedMessage) -> bool:
         return message.payload == Payload.UNIT_GRAD
 
-    result = VirtualRing(plan, wait_s=50.0, drop=lost).run()
+    result = RecordedRing(plan, wait_s=50.0, drop=lost).run()
     assert result.finish is not None and result.finish.error == "DeadlineError"
     assert "the gradient of the head of step 0 (train), from node a" in result.finish.message
 

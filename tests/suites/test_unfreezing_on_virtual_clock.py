@@ -18,18 +18,18 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.table import build_table, format_table
 from ringtune.schedule.turns import StartPoint, StepKind, turn_sequence
 from ringtune.schedule.versions import depth, unfreezing_steps
-from sim.ring import RingResult, VirtualRing
 from tests.features.plans import KINDS, AnyRun, Losses, loss_at, run
 from tests.suites.test_any_plan_on_virtual_clock import weight_changes
 from tests.support.moves import granted
 from tests.support.plans import changed, make_plan, unfreezing_after
+from tests.support.recorded_ring import RecordedResult, RecordedRing
 from tests.support.validate import parse_table, validate_table
 
 UNFREEZING = next(kind for kind in KINDS if kind.name == "unfreezing")
 THREE = [("a", 0, 2), ("b", 2, 3), ("c", 3, 4)]
 
 
-def depths(result: RingResult) -> dict[int, int]:
+def depths(result: RecordedResult) -> dict[int, int]:
     """The depth of every train step."""
     return {
         entry.step: entry.depth
@@ -38,7 +38,7 @@ def depths(result: RingResult) -> dict[int, int]:
     }
 
 
-def final_plan(plan: Plan, result: RingResult) -> Plan:
+def final_plan(plan: Plan, result: RecordedResult) -> Plan:
     """The plan with the decisions of its last train turn."""
     steps = [turn.unfreeze_at for turn in granted(result) if turn.kind is StepKind.TRAIN]
     return plan.decided(steps[-1] if steps else ())
@@ -68,7 +68,7 @@ def test_unfreezing_without_what_the_checkpoint_knew_is_refused() -> None:
 def test_unfreezing_leaves_frozen_blocks_one_turn_ahead() -> None:
     """Frozen hosts work on the next initiator's first batch while the current one still trains, but no further."""
     plan = make_plan(THREE, ["a", "c"], num_steps=16, local_iterations=4, unfreeze="auto", eval_rows=0)
-    result = VirtualRing(plan, items_ahead=100).run()
+    result = RecordedRing(plan, items_ahead=100).run()
     spans = result.spans["b"]
     turns = granted(result)
     for earlier, turn in itertools.pairwise(turns):
@@ -86,7 +86,7 @@ def test_unfreezing_leaves_frozen_blocks_one_turn_ahead() -> None:
 def test_unfreezing_by_a_loss_that_rests_is_the_soonest() -> None:
     """The virtual ring without losses is the deepest run that can come, for which memory is planned."""
     plan = make_plan(THREE, ["a", "c"], num_steps=30, unfreeze="auto", patience_steps=3)
-    result = VirtualRing(plan).run()
+    result = RecordedRing(plan).run()
     assert final_plan(plan, result) == plan.soonest()
 
 

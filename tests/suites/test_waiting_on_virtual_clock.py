@@ -13,10 +13,10 @@ from ringtune.run_control import events as rd
 from ringtune.run_control.recovery import Recovery, RecoveryPolicy
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
-from sim.ring import RingResult
 from tests.suites.test_recovery_on_virtual_clock import MOMENTS, SEEDS, recoveries, ring_of, story
 from tests.support.moves import slices_of
 from tests.support.plans import make_plan
+from tests.support.recorded_ring import RecordedResult
 from tests.support.recovering_ring import RecoveringRing
 
 WAIT_S = 50.0
@@ -25,12 +25,12 @@ COURSE: dict[str, Any] = {"num_blocks": 6, "num_steps": 18, "eval_every": 4, "ch
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4), ("c", 4, 6)], ["a", "d", "c"], **COURSE)
 
 
-def waits(result: RingResult) -> list[rd.AwaitNodes]:
+def waits(result: RecordedResult) -> list[rd.AwaitNodes]:
     """For whom the log says that the run waited."""
     return [entry for entry in result.logged if isinstance(entry, rd.AwaitNodes)]
 
 
-def phases(result: RingResult) -> list[str]:
+def phases(result: RecordedResult) -> list[str]:
     """The phases, in order."""
     return [entry.phase for entry in result.logged if isinstance(entry, rd.EnterPhase)]
 

@@ -13,7 +13,7 @@ from ringtune.schedule.placement import Helper, Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import no_replicas
 from ringtune.schedule.turns import StartPoint, Turn
-from sim.ring import RingResult
+from tests.support.recorded_ring import RecordedResult
 
 Slices = Sequence[tuple[str, int, int] | tuple[str, int, int, int]]
 """Node, first block, one past the last, and the share where a stage has several hosts."""
@@ -90,7 +90,7 @@ def moving_at_random(rng: random.Random, plan: Plan) -> Plan:
     return Plan(plan.course, (plan.placement, *later))
 
 
-def granted(result: RingResult) -> list[Turn]:
+def granted(result: RecordedResult) -> list[Turn]:
     """The turns that were logged as done, in order."""
     return [entry.turn for entry in result.logged if isinstance(entry, rd.LogTurn)]
 

@@ -23,8 +23,8 @@ from ringtune.schedule.operation_tables import FORWARD_ONLY, FULL, SHORTCUT, Bat
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.turns import StepKind, items, turn_sequence
-from sim.ring import RingResult, VirtualRing
 from tests.support.literal_velora import make_literal
+from tests.support.recorded_ring import RecordedResult, RecordedRing
 from tests.support.reference import adapter_of, first_drawing, inputs_of, seed_units, targets_of, unpacked, whole_model
 from tests.support.tiny_families import DIVIDED, PLUGGED
 from tests.support.torch_ring import Case, TorchCarrier, make_carrier
@@ -220,11 +220,13 @@ def _block(rng: random.Random, kind: str, subnets: int) -> str:
     return "".join(rng.choice(_KINDS[kind]) for _ in range(subnets))
 
 
-def run(case: Case, plan: Plan, seed: int = 0, carrier: TorchCarrier | None = None) -> tuple[RingResult, TorchCarrier]:
+def run(
+    case: Case, plan: Plan, seed: int = 0, carrier: TorchCarrier | None = None
+) -> tuple[RecordedResult, TorchCarrier]:
     """With any delays."""
     rng = random.Random(seed)
     carrier = carrier or make_carrier(case, plan, keep_messages=True)
-    result = VirtualRing(
+    result = RecordedRing(
         plan,
         action_s=lambda node, action: rng.random(),
         message_s=lambda source, target, payload: rng.choice([0.0, 2.0]) * rng.random(),

@@ -19,7 +19,8 @@ from ringtune.schedule.lowering import links
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn, turn_sequence
-from sim.ring import VirtualNode, VirtualRing
+from sim.ring import VirtualNode
+from tests.support.recorded_ring import RecordedRing
 
 
 class KeepingCarrier(Protocol):
@@ -40,8 +41,8 @@ def _place(turn: Turn) -> tuple[int, str, str, int, int, int]:
     return turn.index, str(turn.kind), turn.owner, turn.first_seq, turn.num_items, turn.first_step
 
 
-class RecoveringRing(VirtualRing):
-    """A ``VirtualRing`` that goes on when nodes are lost.
+class RecoveringRing(RecordedRing):
+    """A ``RecordedRing`` that goes on when nodes are lost.
 
     Args:
         plan: of the run.
@@ -54,7 +55,7 @@ class RecoveringRing(VirtualRing):
         keeper: keeps real tensors.
         recovery: how the run recovers.
         rounds: further arguments of ``RunStateMachine``.
-        values: arguments of ``VirtualRing``.
+        values: arguments of ``RecordedRing``.
     """
 
     def __init__(
@@ -259,9 +260,9 @@ class RecoveringRing(VirtualRing):
         if not self._is_old(node):
             super()._accept(node, command)
 
-    def _deliver(self, key: TensorKey, source: str, node: VirtualNode, content: Any) -> None:
+    def _deliver(self, key: TensorKey, source: str, node: VirtualNode) -> None:
         if not self._is_old(node):
-            super()._deliver(key, source, node, content)
+            super()._deliver(key, source, node)
 
     def _on_report_turn(self, node: VirtualNode, command: ev.ReportTurn) -> None:
         if self._is_old(node):

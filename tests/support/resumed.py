@@ -11,14 +11,14 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import saves_head
 from ringtune.schedule.turns import StartPoint
 from ringtune.storage.pieces import Pieces
-from sim.ring import RingResult, VirtualRing
+from tests.support.recorded_ring import RecordedResult, RecordedRing
 from tests.support.torch_ring import Case, TorchCarrier, make_carrier, shard_metadata
 
 
-def run(plan: Plan, carrier: TorchCarrier, seed: int, *, start: StartPoint | None = None) -> RingResult:
+def run(plan: Plan, carrier: TorchCarrier, seed: int, *, start: StartPoint | None = None) -> RecordedResult:
     """Run with random delays."""
     rng = random.Random(seed)
-    return VirtualRing(
+    return RecordedRing(
         plan,
         carrier=carrier,
         action_s=lambda node, action: rng.random(),
@@ -37,7 +37,7 @@ def rebuilt(case: Case, plan: Plan, shards: dict[str, bytes], saved: rd.LogCheck
     return carrier
 
 
-def holder_of(plan: Plan, result: RingResult) -> str:
+def holder_of(plan: Plan, result: RecordedResult) -> str:
     """Who has the head at the end."""
     last = [entry for entry in result.logged if isinstance(entry, rd.LogTurn)][-1]
     return last.turn.owner

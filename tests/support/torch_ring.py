@@ -37,6 +37,7 @@ from ringtune.storage.pieces import Pieces
 from ringtune.techniques.generation import generation_of
 from ringtune.techniques.initial_adapter import initial_values
 from tests.support import chat_models, reference, tiny
+from tests.support.recorded_ring import Carrier
 from tests.support.tiny_data import SUFFIXES, labels_of, write_task_rows
 from tests.support.tiny_families import write_family
 
@@ -251,7 +252,7 @@ RUN = "run"
 
 
 @dataclass
-class TorchCarrier:
+class TorchCarrier(Carrier):
     """Carries actions and messages out with executors; remembers the bytes that travelled."""
 
     executors: Mapping[str, NodeExecutor]

@@ -48,7 +48,7 @@ from ringtune.costs.memory_terms import MemoryEstimate, NeighbourHosts, Share, p
 from ringtune.costs.profile import ModelFacts, NodeFacts
 from ringtune.errors import CapacityError
 from ringtune.quantities import format_bytes
-from ringtune.schedule.course import COLLABORATION, Course
+from ringtune.schedule.course import Course
 from ringtune.schedule.migration import TURNS_KEPT
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
@@ -426,7 +426,7 @@ def disk_needs(course: Course, share: Share, sizes: Sizes, *, keeps_best: bool =
             sizes.helped.sent * num_fitted if course.helper_settings.merged else 0,
             "set offload.merged = false, with which offload.users can't be 'collaboration'",
         )
-        return DiskNeeds((_checkpoints(at_once * _fitted_bytes(course, share, sizes)), merged))
+        return DiskNeeds((_checkpoints(at_once * _fitted_bytes(share, sizes)), merged))
     trained = trained_units(course, share)
     state = sum(map(sizes.state_bytes, trained))
     saved = sum(map(sizes.state_bytes, staying_units(course, share))) if course.method.drops_state else state
@@ -450,14 +450,11 @@ def _checkpoints(size_bytes: int) -> DiskTerm:
     return DiskTerm(CHECKPOINTS, size_bytes, "set train.checkpoint_every = 0")
 
 
-def _fitted_bytes(course: Course, share: Share, sizes: Sizes) -> int:
+def _fitted_bytes(share: Share, sizes: Sizes) -> int:
     """Bytes of adapters in a shard: with optimizer state if trained here for others, without if trained by helpers."""
     fitted = sum(stop - start for ranges in share.helps for start, stop in ranges)
     num_fitted = sum(stop - start for start, stop in share.helped)
-    settings = course.helper_settings
-    of_helper = sizes.helped.held + sizes.sets_state_bytes + (sizes.helped.gradients if settings.interval > 1 else 0)
-    of_helper += sizes.helped.sent if settings.users == COLLABORATION else 0
-    return fitted * of_helper + num_fitted * (sizes.helped.hosted or sizes.helped.sent)
+    return fitted * sizes.shard_bytes + num_fitted * (sizes.helped.hosted or sizes.helped.sent)
 
 
 def _num_checkpoints(course: Course) -> int:

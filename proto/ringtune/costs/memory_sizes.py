@@ -381,9 +381,10 @@ class Sizes:
         context_bytes: of the device without tensors; 0 on a processor, where libraries are not in the budget.
         kernels_bytes: of compiled products in bfloat16 on a processor; 0 where products are in another type.
         helped: bytes of a block's adapters that a helper trains.
-        snapshot_bytes: of a trained block in a snapshot or copy: its weights, optimizer state, gradients that are
-            added up over an interval, the sum of users in collaboration, and VeLoRA's vectors.
+        shard_bytes: of a trained block with optimizer state, gradients that are added up over an interval, and the sum
+            of users in collaboration.
         vectors_bytes: of VeLoRA's vectors of a block.
+        snapshot_bytes: of a trained block in a snapshot or copy: both.
         sequence_bytes: of the keys and values of a block for a text that is written; 0 without ``Course.generation``.
         handed_over_bytes: of the head with its optimizer state, and with adapters of an invertible one.
     """
@@ -412,20 +413,17 @@ class Sizes:
         self._token_logits = model.head_token_logits + model.head_class_token_logits * len(course.labels)
         self._activation_token_bytes = activation_token_bytes
         self.lowest_token_bytes = min(lowest_token_bytes, activation_token_bytes)
-        self.block_bytes = frozen_bytes(
+        held = functools.partial(frozen_bytes, item_bytes=self._item_bytes, frozen=course.frozen)
+        self.block_bytes = held(
             model.block_bytes,
             params=model.block_matrix_params,
             rows=model.block_matrix_rows,
-            item_bytes=self._item_bytes,
-            frozen=course.frozen,
             gguf_bytes=model.gguf_block_bytes,
         )
-        self.embedding_bytes = frozen_bytes(
+        self.embedding_bytes = held(
             model.embedding_bytes,
             params=model.embedding_matrix_params,
             rows=model.embedding_matrix_rows,
-            item_bytes=self._item_bytes,
-            frozen=course.frozen,
             in_blocks=False,
             gguf_bytes=model.gguf_embedding_bytes,
         )
@@ -444,14 +442,14 @@ class Sizes:
         self.sets_state_bytes = sum(
             state_bytes(optimizer, kind.adapter_block_bytes, kind.adapter_block_factor_bytes) for kind in kinds
         )
-        self.snapshot_bytes = (
+        self.shard_bytes = (
             self.helped.held
             + self.sets_state_bytes
             + (self.helped.gradients if course.helper_settings.interval > 1 else 0)
             + (self.helped.sent if course.helper_settings.users == COLLABORATION else 0)
-            + (vectors_bytes := self._item_bytes * _vector_values(course, model))
         )
-        self.vectors_bytes = vectors_bytes
+        self.vectors_bytes = self._item_bytes * _vector_values(course, model)
+        self.snapshot_bytes = self.shard_bytes + self.vectors_bytes
         self.token_bytes, self._hidden_size = course.widest * self._item_bytes, course.hidden_size
         self.data_bytes = data_bytes
         self._embedding_train_bytes = model.embedding_train_bytes

@@ -209,24 +209,28 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         widths = [family.stored_widths(shapes, block) for block in range(dimensions.num_blocks)]
         parts = parse_adapter_config(job.adapter.config)
         adapter_params = max(
-            block_params(parts, block, dimensions.hidden, own, len(widths)) for block, own in enumerate(widths)
+            block_params(parts, block, dimensions.hidden, of_block, len(widths))
+            for block, of_block in enumerate(widths)
         )
     passed = family.passed(config)
     weights = {name: math.prod(stored.shape) for name, stored in tensors.items()}
     largest = _largest_block(weights, family, dimensions.num_blocks)
     in_block = sum(count for name, count in weights.items() if name.startswith(largest))
-    own: Shapes = {}
+    own_shapes: Shapes = {}
     if trains_own_weights(job.adapter.config):
-        own = (
+        own_shapes = (
             _stored_weights(folder, family, config, dimensions.num_blocks)
             if family.generic
             else own_weights(family, config)
         )
     auxiliary = auxiliary_of(job.adapter.config)
-    trained = [own, *(_shapes_in_block(auxiliary, at, family.widths(config)) for at in range(dimensions.num_blocks))]
-    own_params = sum(math.prod(shape) for shape in own.values())
+    trained = [
+        own_shapes,
+        *(_shapes_in_block(auxiliary, at, family.widths(config)) for at in range(dimensions.num_blocks)),
+    ]
+    own_params = sum(math.prod(shape) for shape in own_shapes.values())
     shared = tuple(f"{path}." for path in family.shared_paths)
-    in_blocks, in_embedding = _frozen_matrices(tensors, (family.block_prefix, *shared), largest, own)
+    in_blocks, in_embedding = _frozen_matrices(tensors, (family.block_prefix, *shared), largest, own_shapes)
     of_all = _Matrices.of(tensors[name].shape for name in weights if name.startswith(family.block_prefix))
     outside = [name for name in weights if not name.startswith((family.block_prefix, *shared))]
     head = _head_sizes(job.model.task, dimensions, family, config)
@@ -251,7 +255,7 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         fixed_tokens=dimensions.longest if dimensions.fixed else 0,
         num_kv_heads=dimensions.kv_heads or dimensions.num_heads,
         kept_inputs=kept_inputs(family, config, job.adapter.config),
-        unlike_inputs=tuple(kept_inputs(family, config, job.adapter.config, own) for own in widths)
+        unlike_inputs=tuple(kept_inputs(family, config, job.adapter.config, of_block) for of_block in widths)
         if family.layout.is_unlike
         else (),
         adapter_block_bytes=(adapter_params + own_params) * item_bytes,
@@ -267,7 +271,7 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         largest_matrix_params=of_all.largest if family.generic else in_blocks.largest,
         attention_width=dimensions.attention or dimensions.hidden,
         more_kept_values=dimensions.more_kept
-        + (max(_TRAINED_NORMS * dimensions.hidden, norms) if own and family.generic else 0),
+        + (max(_TRAINED_NORMS * dimensions.hidden, norms) if own_shapes and family.generic else 0),
         kept_scores=dimensions.kept_scores,
         more_scale_bytes=sum(
             stored.four_bit.more_bytes
@@ -300,7 +304,9 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         facts,
         family,
         tensors,
-        block=own.values() if family.generic else [tensors[name].shape for name in tensors if name.startswith(largest)],
+        block=own_shapes.values()
+        if family.generic
+        else [tensors[name].shape for name in tensors if name.startswith(largest)],
         task=job.model.task,
         buffer_bytes=buffer_bytes(family.model_type, config),
         item_bytes=item_bytes,

@@ -102,25 +102,24 @@ class _OfAttention(NamedTuple):
     is_auxiliary: bool
 
 
-def _attention_pairs(found: Sequence[_OfAttention], *, is_merged: bool) -> Iterator[PairWidths]:
+def _attention_pairs(modules: Sequence[_OfAttention], *, is_merged: bool) -> Iterator[PairWidths]:
     """Yield the pairs of modules that read the input of the attention; those that share it send it once.
 
     At a merged matrix for query, key and value all auxiliary models are one module.
     """
-    auxiliary = [one.pair for one in found if one.is_auxiliary]
+    auxiliary = [module.pair for module in modules if module.is_auxiliary]
     if is_merged and auxiliary:
-        outputs, units = sum(one.outputs for one in auxiliary), sum(one.units for one in auxiliary)
+        outputs, units = sum(pair.outputs for pair in auxiliary), sum(pair.units for pair in auxiliary)
         together = PairWidths(auxiliary[0].inputs, outputs, units)
-        found = [*(one for one in found if not one.is_auxiliary), _OfAttention(together, True, True)]
-    shared = sum(one.pair.outputs for one in found if one.shares)
+        modules = [*(module for module in modules if not module.is_auxiliary), _OfAttention(together, True, True)]
+    shared = sum(module.pair.outputs for module in modules if module.shares)
     has_sent = False
-    for one in found:
-        if one.shares:
-            sender = one.pair._replace(beside=shared - one.pair.outputs)
-            yield one.pair._replace(inputs=0) if has_sent else sender
-            has_sent = True
-        else:
-            yield one.pair
+    for pair, shares, _ in modules:
+        if shares and has_sent:
+            pair = pair._replace(inputs=0)
+        elif shares:
+            pair, has_sent = pair._replace(beside=shared - pair.outputs), True
+        yield pair
 
 
 def _of_part(part: AdapterPart, block: int, hidden: int, widths: Widths) -> list[PairWidths]:
@@ -130,8 +129,8 @@ def _of_part(part: AdapterPart, block: int, hidden: int, widths: Widths) -> list
         return []
     if kind == "bottleneck":
         is_relu = options.get("non_linearity", _NON_LINEARITIES.get(part.name, _RELU)) == _RELU
-        one = PairWidths(hidden, hidden, bottleneck_width(options, block, hidden) if is_relu else 0)
-        return [one] * (bool(options["mh_adapter"]) + bool(options["output_adapter"]))
+        pair = PairWidths(hidden, hidden, bottleneck_width(options, block, hidden) if is_relu else 0)
+        return [pair] * (bool(options["mh_adapter"]) + bool(options["output_adapter"]))
     units = int(options.get("hidden", 0))
     others = [widths.intermediate] if options["intermediate_lora"] else []
     others += [widths.output] if options["output_lora"] else []
@@ -153,21 +152,21 @@ def _of_attention(part: AdapterPart, block: int, widths: Widths, *, has_dropout:
 
 
 def pair_token_bytes(
-    found: Sequence[PairWidths], wire: str, *, value_bytes: int, parts: int = DEFAULT_PARTS, projected: str = ALL_INPUTS
+    pairs: Sequence[PairWidths], wire: str, *, value_bytes: int, parts: int = DEFAULT_PARTS, projected: str = ALL_INPUTS
 ) -> int:
     """Bytes of pairs per token; ``parts`` and ``projected`` inputs are those of VeLoRA."""
-    outputs = sum(pair.outputs for pair in found)
-    signs = sum(-(-pair.units // 8) for pair in found) if wire in LOSSY else 0
+    outputs = sum(pair.outputs for pair in pairs)
+    signs = sum(-(-pair.units // 8) for pair in pairs) if wire in LOSSY else 0
     if wire == VELORA:
         kept = sum(
             num_subtokens(pair.inputs, min(parts, pair.inputs))
             if projected == ALL_INPUTS or pair.is_wide
             else pair.inputs
-            for pair in found
+            for pair in pairs
             if pair.inputs
         )
         return (kept + outputs) * value_bytes + signs
-    values = sum(pair.inputs for pair in found) + outputs
+    values = sum(pair.inputs for pair in pairs) + outputs
     return values * (_BFLOAT16_BYTES if wire == BFLOAT16 else value_bytes) + signs
 
 
@@ -179,8 +178,8 @@ def with_pairs(
     if offload_refusal(config, dropout=dropout, fused=widths[0].merged) or unfitted_role(family, [config]):
         return facts
     blocks = [
-        pair_widths(config, at, hidden_size=facts.hidden_size, widths=own, dropout=dropout)
-        for at, own in enumerate(widths)
+        pair_widths(config, at, hidden_size=facts.hidden_size, widths=of_block, dropout=dropout)
+        for at, of_block in enumerate(widths)
     ]
 
     def most(wire: str) -> int:
@@ -198,12 +197,12 @@ def with_pairs(
     )
 
 
-def pair_vector_values(found: Sequence[PairWidths], *, projected: str) -> int:
+def pair_vector_values(pairs: Sequence[PairWidths], *, projected: str) -> int:
     """Values of VeLoRA's vectors for the pairs of one block: a sub-token of each projected input.
 
     Example: LoRA at down, which reads 1,536 values in 32 parts, has a vector of 48.
     """
-    inputs = (pair.inputs for pair in found if pair.inputs and (projected == ALL_INPUTS or pair.is_wide))
+    inputs = (pair.inputs for pair in pairs if pair.inputs and (projected == ALL_INPUTS or pair.is_wide))
     return sum(subtoken_size(width, min(DEFAULT_PARTS, width)) for width in inputs)
 
 
@@ -223,18 +222,18 @@ class SetBytes(NamedTuple):
 
 def set_bytes(course: Course, model: ModelFacts, *, adapter: str = "") -> SetBytes:
     """Return the bytes of a block's adapters that a helper trains; an empty ``adapter`` may be of any kind."""
-    one, users = model.adapter_block_bytes, course.user_sets
-    hosted = 0 if course.helper_settings.merged else one
+    common, users = model.adapter_block_bytes, course.user_sets
+    hosted = 0 if course.helper_settings.merged else common
     if not users:
-        return SetBytes(hosted, one, one, one)
-    own = sorted((kind.adapter_block_bytes for kind in kinds_of_users(model, users)), reverse=True)
-    changed, held = sum(own[: max_changed(course)]), sum(own)
+        return SetBytes(hosted, common, common, common)
+    of_users = sorted((kind.adapter_block_bytes for kind in kinds_of_users(model, users)), reverse=True)
+    changed, held = sum(of_users[: max_changed(course)]), sum(of_users)
     if course.helper_settings.users == ALONE:
         return SetBytes(held, held, changed, changed)
     if model.kinds:
-        return SetBytes(0, held, max(own[0], model.beside_block_bytes), changed)
+        return SetBytes(0, held, max(of_users[0], model.beside_block_bytes), changed)
     is_linear = bool(adapter) and is_all(adapter, LINEAR)
-    return SetBytes(0, held, one if is_linear else min(held, max(one, model.block_bytes)), changed)
+    return SetBytes(0, held, common if is_linear else min(held, max(common, model.block_bytes)), changed)
 
 
 def kinds_of_users(model: ModelFacts, users: Sequence[str]) -> list[ModelFacts | KindFacts]:

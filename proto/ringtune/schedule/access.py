@@ -145,8 +145,8 @@ class AccessRight:
 def require_right(rights: Iterable[AccessRight], asked: Asked, *, node: str, granted_step: int = 0) -> AccessRight:
     """Return the row that permits a call to ``node``; ``granted_step`` is the end of the newest turn granted to it."""
     problem = "the run gives it no part in this call"
-    own = [right for right in rights if (right.call, right.node) == (asked.call, asked.node)]
-    for right in sorted(own, key=lambda right: right.is_head is asked.is_head):
+    of_caller = [right for right in rights if (right.call, right.node) == (asked.call, asked.node)]
+    for right in sorted(of_caller, key=lambda right: right.is_head is asked.is_head):
         problem = right.problem(asked, granted_step)
         if not problem:
             return right
@@ -196,13 +196,12 @@ def copy_rights(
     done, length = start.step if start else 0, course.local_iterations
     steps = range((done // length + 1) * length, course.num_steps + 1, length)
     state = State.TURN if plan.goes_back else State.DISK
-    found = []
-    for source, blocks in copied_from(plan.placement, node).items():
-        most = copy_limit(sizes, len(blocks), on_disk=state is State.DISK)
-        found.append((source, blocks, False, most))
+    kept: list[tuple[str, tuple[int, ...], bool]] = [
+        (source, blocks, False) for source, blocks in copied_from(plan.placement, node).items()
+    ]
     if plan.goes_back:
-        owners = [each.node for each in course.owners if node in head_holders(course, plan.placement, each.node)]
-        found += [(owner, (), True, copy_limit(sizes, 0, has_head=True)) for owner in owners]
+        owners = (owner.node for owner in course.owners)
+        kept += [(owner, (), True) for owner in owners if node in head_holders(course, plan.placement, owner)]
     return tuple(
         AccessRight(
             call=NodeCall.KEEP,
@@ -214,9 +213,9 @@ def copy_rights(
             is_head=is_head,
             steps=steps,
             within=AHEAD * length,
-            max_bytes=most,
+            max_bytes=copy_limit(sizes, len(blocks), has_head=is_head, on_disk=state is State.DISK),
         )
-        for source, blocks, is_head, most in found
+        for source, blocks, is_head in kept
     )
 
 

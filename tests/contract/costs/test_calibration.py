@@ -24,11 +24,11 @@ from ringtune.schedule.units import EMBEDDING, Range
 from ringtune.schedule.versions import trained
 from sim.ledger import Items
 from sim.meter import ProfileTimes
-from sim.ring import VirtualRing
 from tests.support.cases import cases
 from tests.support.choosing import make_choice
 from tests.support.plans import changed, make_plan, random_operations
 from tests.support.profiles import TIMES, node, part, point, profile_of
+from tests.support.recorded_ring import RecordedRing
 
 UNSIZED = (Work.UPDATE, Work.UPDATE_HEAD, Work.HAND_OVER, Work.SAVE)
 PLAN = make_plan(
@@ -86,7 +86,7 @@ def items_of(plan: Plan, costs: CourseCosts) -> Items:
 def virtual_run(plan: Plan, true: Profile) -> Recorded:
     """Every action of a run whose costs are known."""
     costs = CourseCosts.of(plan, true)
-    run = VirtualRing(plan, action_s=ProfileTimes(costs, items_of(plan, costs))).run()
+    run = RecordedRing(plan, action_s=ProfileTimes(items_of(plan, costs))).run()
     assert run.finish is not None and run.finish.error == ""
     return [(name, span.action, span.end_s - span.start_s) for name, spans in run.spans.items() for span in spans]
 
@@ -104,7 +104,7 @@ def corrected(plan: Plan, prior: Profile, recorded: Recorded) -> Profile:
 def predictions(plan: Plan, profile: Profile, recorded: Recorded) -> list[float]:
     """What a profile says of each recorded action."""
     costs = CourseCosts.of(plan, profile)
-    times = ProfileTimes(costs, items_of(plan, costs))
+    times = ProfileTimes(items_of(plan, costs))
     return [times(name, action) for name, action, _ in recorded]
 
 

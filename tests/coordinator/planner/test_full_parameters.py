@@ -29,9 +29,9 @@ from ringtune.schedule.methods import Hift
 from ringtune.schedule.plan import Plan
 from ringtune.techniques.offload import helpers_by_host
 from sim.prediction import predict
-from sim.ring import VirtualRing
 from tests.coordinator.planner.test_helpers import PAIRS, job_of, of_users
 from tests.support.planner_rings import CLASSES, MIB, QUICK, class_ring, device, draft_for
+from tests.support.recorded_ring import RecordedRing
 
 _SLOWER = {Work.BACKWARD: 1.8, Work.BACKWARD_LOWEST: 2.2, Work.UPDATE: 10.0}
 """How many times longer these works take than with adapters."""
@@ -162,7 +162,7 @@ def test_prediction_of_hift_counts_the_bytes_of_unit_gradients(monkeypatch: pyte
     profile = ring_of(random.Random(1), ["laptop", "laptop"], owners=2)
     draft = draft_of(profile)
     plan = plan_of(draft, ring_costs(draft, profile), Ring(nodes=(0, 1), counts=(3, 3)))
-    ring = VirtualRing(plan)
+    ring = RecordedRing(plan)
     ring.run()
     units = [each for each in ring.result.messages if each.payload == Payload.UNIT_GRAD]
     sent = {(link.source, link.target): link.sent_bytes for link in predict(plan, profile).links}

@@ -40,11 +40,11 @@ from sim.ledger import Items
 from sim.links import MeasuredLinks
 from sim.meter import ProfileTimes
 from sim.prediction import predict
-from sim.ring import VirtualRing
 from tests.support.choosing import DrawnTables, make_choice
 from tests.support.planner_rings import class_ring, device, draft_for, random_counts, random_kinds
 from tests.support.plans import changed, make_plan
 from tests.support.profiles import all_pairs, profile_of
+from tests.support.recorded_ring import RecordedRing
 
 
 def random_case(rng: random.Random) -> tuple[Profile, Draft, RingCosts, Ring]:
@@ -229,11 +229,11 @@ def test_seconds_of_a_pass_of_scores_are_those_of_the_virtual_clock() -> None:
         costs = CourseCosts.of(plan, profile)
         granted = Items(costs)
         observer = _Scored(granted)
-        VirtualRing(
+        RecordedRing(
             plan,
-            action_s=ProfileTimes(costs, granted),
-            transport=MeasuredLinks(costs, profile, granted=granted),
-            observer=observer,  # type: ignore[arg-type]
+            action_s=ProfileTimes(granted),
+            transport=MeasuredLinks(granted, profile),
+            observer=observer,
             chooser=DrawnTables(plan),
             wait_s=float("inf"),
         ).run()

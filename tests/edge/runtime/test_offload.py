@@ -16,7 +16,7 @@ from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.tensor_files import TensorFile
-from sim.ring import VirtualRing
+from tests.support.recorded_ring import RecordedRing
 from tests.support.torch_ring import Case, make_carrier, write_inputs
 
 
@@ -41,7 +41,7 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, payload: str, change: Any
         put(node, key, content)
 
     monkeypatch.setattr(carrier, "put_parcel", meddled)
-    VirtualRing(
+    RecordedRing(
         Plan(plan.course, (placement,)),
         action_s=lambda node, action: 0.01,
         message_s=lambda source, target, payload: 0.01,
