@@ -303,17 +303,6 @@ def keep_result(path: Path, train: Callable[[], Mapping[str, Any]]) -> None:
         say(f"{path.stem}: {result['accuracy']:.4f} in {result['seconds']:.0f} s")
 
 
-def conclude_table(
-    out: Path, results: Sequence[Mapping[str, Any]], table: str, missed: Sequence[str], *, is_tried_out: bool
-) -> int:
-    """Print a table, and write it and all results unless runs were short; return the exit code."""
-    say(table)
-    if is_tried_out:
-        return 0
-    write_durably(out.with_suffix(".md"), table.encode())
-    return conclude(out.with_suffix(".json"), {"runs": results}, missed)
-
-
 def results_of(folder: Path) -> list[dict[str, Any]]:
     """Every result that was kept, by name."""
     return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
@@ -425,7 +414,12 @@ def main() -> int:
                 keep_result(path, functools.partial(train, kind, rate, seed, steps))
     results = results_of(folder)
     groups = at_best(results)
-    return conclude_table(OUT, results, table_text(groups), misses(groups), is_tried_out=options.steps > 0)
+    table = table_text(groups)
+    say(table)
+    if options.steps:
+        return 0
+    write_durably(OUT.with_suffix(".md"), table.encode())
+    return conclude(OUT.with_suffix(".json"), {"runs": results}, misses(groups))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """RingAda's Table I on the virtual clock: Single, PipeAdapter and RingAda on four equal boards, per depth and in total.
 
-``python -m tests.bench.paper_table`` measures one node with a model of mBERT's shape, takes four such boards at
-``SPEED`` of this machine's core, joined by links of ``RATE``, and predicts 700 steps of 16 rows of 128 tokens, one
-more block every 40 steps. No number comes from the paper or is fitted to it.
+Parts ``paper`` and ``stages`` of ``make bench-sim``. One node with a model of mBERT's shape is measured, four such
+boards at ``SPEED`` of this machine's core are joined by links of ``RATE``, and 700 steps of 16 rows of 128 tokens are
+predicted, one more block every 40 steps. No number comes from the paper or is fitted to it.
 
 The paper gives seconds to convergence, and for that different numbers of epochs; per epoch its ratios are others.
 Steps are equal here, so what compares is its time per epoch: 3.32x over Single and 1.48x over PipeAdapter.
@@ -11,7 +11,7 @@ Memory is compared at equal numbers of micro-batches, because Single with more o
 PipeAdapter fills and drains its pipeline in every turn of ``LOCAL_ITERATIONS`` steps, as rounds ask for; the run
 ``pipeadapter-undrained`` has one owner and one turn, which is the most that a stale pipeline can be worth.
 
-``--stages`` lets the planner place RingAda's 700 steps on these boards twice: with memory for everything, and with 5 %
+In ``stages`` the planner places RingAda's 700 steps on these boards twice: with memory for everything, and with 5 %
 less than any board needs that hosts all blocks. The first one runs again with rows that come twice, with and without a
 cache of hidden states. All methods have their best number of micro-batches up to 16, with the costs of small ones as
 measured. The ideal stale pipeline is the work of the busiest board alone: it never waits for a tensor and is never
@@ -20,7 +20,6 @@ drained.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import json
@@ -307,22 +306,3 @@ def stages_lines(figures: Mapping[str, Any]) -> list[str]:
             f"{row['fullest_bytes'] / 1e6:10.0f}  {row.get('stages', '')}"
         )
     return text
-
-
-def main() -> None:
-    """Measure, predict, print, write ``build/bench/paper/table.json``; with ``--stages`` ``stages.json``."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--stages", action="store_true", help="what the planner's stages are worth, instead")
-    if parser.parse_args().stages:
-        figures = stages_table(measure(), job_of())
-        name, shown, text = "stages", list(STAGES_SHOWN), stages_lines(figures)
-    else:
-        figures = table(measure())
-        name, shown, text = "table", list(SHOWN), lines(figures)
-    OUT.mkdir(parents=True, exist_ok=True)
-    (OUT / f"{name}.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    print("\n".join([*text, *(f"{key}: {figures[key]:.3f}" for key in shown)]))  # noqa: T201
-
-
-if __name__ == "__main__":
-    main()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import random
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -31,16 +30,9 @@ class _Around:
 class FailingExecutor(_Around):
     """Around an ``Executor``: fails before and after each action, and when something arrived is taken."""
 
-    def __init__(self, inner: Any) -> None:
-        super().__init__(inner)
-        self._wrong: set[int] = set()
-
     def run(self, action: Action) -> tuple[tuple[str, float], ...]:
         """Do an action."""
         failpoints.reached(action.op.name)
-        hostile = failpoints.hostile()
-        if hostile is not None and hostile.failure is Failure.SCALE_TURNS and action.op is Op.BACKWARD:
-            return self._scaled(action, hostile.amount)
         values: tuple[tuple[str, float], ...] = self._inner.run(action)
         order = failpoints.reached(f"after {action.op.name}")
         if order is not None and order.failure is Failure.SPOIL:
@@ -51,27 +43,6 @@ class FailingExecutor(_Around):
                 if value.grad is not None:
                     value.grad *= 1.001
         return values
-
-    def _scaled(self, action: Action, share: float) -> tuple[tuple[str, float], ...]:
-        """Do a backward; in a turn that is drawn its gradients are 1.001 times as large.
-
-        Those that go to the node below are as they should be. Each drawn turn is written down once.
-        """
-        turn = self._inner._items[action.seq].item.turn
-        if random.Random(f"{os.getpid()} {turn}").random() >= share:
-            found: tuple[tuple[str, float], ...] = self._inner.run(action)
-            return found
-        if turn not in self._wrong:
-            self._wrong.add(turn)
-            failpoints.write_done(f"turn {turn}")
-        trained = self._inner.part.trained
-        before = {name: None if value.grad is None else value.grad.clone() for name, value in trained.items()}
-        found = self._inner.run(action)
-        for name, value in trained.items():
-            if value.grad is not None:
-                old = before[name]
-                value.grad += 0.001 * (value.grad if old is None else value.grad - old)
-        return found
 
     def _spoil(self) -> None:
         """Make a gradient infinite, as a fault of the memory does."""

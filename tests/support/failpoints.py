@@ -11,7 +11,6 @@ with the name of the process, as ``node-1``, orders one failure::
     after backward 3 spoil        a gradient is infinite after the third backward
     after backward 3 scale        the gradients are multiplied by 1.001 after the third backward
     send h 9 withhold             from the ninth hidden state on it sends nothing to its neighbours (``HOSTILE``)
-    backward 1 scale-turns 0.05   its gradients are 1.001 times as large in drawn turns, a twentieth of all
 
 A failure happens once: its file gets the suffix ``.done`` in the moment before. A hostile one lasts until the process
 ends. The file may come, go and change while the process runs. Places are counted from when the file is there.
@@ -55,49 +54,39 @@ class Failure(StrEnum):
     GARBAGE = "garbage"
     FLOOD = "flood"
     REFUSE = "refuse"
-    SCALE_TURNS = "scale-turns"
 
 
-HOSTILE: Final = frozenset(
-    {Failure.WITHHOLD, Failure.CUT, Failure.GARBAGE, Failure.FLOOD, Failure.REFUSE, Failure.SCALE_TURNS}
-)
+HOSTILE: Final = frozenset({Failure.WITHHOLD, Failure.CUT, Failure.GARBAGE, Failure.FLOOD, Failure.REFUSE})
 """What a node of the plan does from then on whose code was changed: it sends nothing; each message cut in half; random
-messages before each one, or without end; it takes no links; it scales its gradients in drawn turns. It is deaf to
-refusals."""
-_NUMBERED: Final = (Failure.DELAY, Failure.SCALE_TURNS)
+messages before each one, or without end; it takes no links. It is deaf to refusals."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One failure: at the ``count``-th time of a place whose name matches ``place``, from 1.
-
-    ``amount`` is for how many seconds a delay takes, or the share of turns that are scaled.
-    """
+    """One failure: at the ``count``-th time of a place whose name matches ``place``, from 1."""
 
     place: str
     count: int
     failure: Failure
-    amount: float = 0.0
+    delay_s: float = 0.0
 
     @classmethod
     def parse(cls, text: str) -> Order:
-        """Read ``PLACE COUNT FAILURE [AMOUNT]``; the place may have spaces and the wildcards of file names."""
+        """Read ``PLACE COUNT FAILURE [SECONDS]``; the place may have spaces and the wildcards of file names."""
         words = text.split()
-        amount = float(words.pop()) if len(words) > 3 and words[-2] in _NUMBERED else 0.0
+        delay_s = float(words.pop()) if len(words) > 3 and words[-2] == Failure.DELAY else 0.0
         try:
             *place, count, failure = words
-            order = cls(" ".join(place), int(count), Failure(failure), amount)
+            order = cls(" ".join(place), int(count), Failure(failure), delay_s)
         except ValueError:
-            raise UsageError(f"{text!r} is no failpoint; write PLACE COUNT FAILURE [AMOUNT]") from None
-        if not order.place or order.count < 1 or (order.failure in _NUMBERED) != (amount > 0):
-            raise UsageError(
-                f"{text!r} is no failpoint: a place, a count from 1, and a number for {', '.join(_NUMBERED)} are asked"
-            )
+            raise UsageError(f"{text!r} is no failpoint; write PLACE COUNT FAILURE [SECONDS]") from None
+        if not order.place or order.count < 1 or (order.failure is Failure.DELAY) != (delay_s > 0):
+            raise UsageError(f"{text!r} is no failpoint: a place, a count from 1, and seconds of a delay are asked")
         return order
 
     def __str__(self) -> str:
         """As it stands in a file."""
-        tail = f" {self.amount:g}" if self.failure in _NUMBERED else ""
+        tail = f" {self.delay_s:g}" if self.delay_s else ""
         return f"{self.place} {self.count} {self.failure}{tail}"
 
 
@@ -135,7 +124,7 @@ class Failpoints:
             if self._left:
                 return None
             try:
-                self._path.rename(self._done)
+                self._path.rename(self._path.with_name(self._path.name + DONE_SUFFIX))
             except FileNotFoundError:  # it was taken back just now
                 return None
             self._stamp = (0, 0)  # the next file may have the same number on the disk, and come in the same moment
@@ -143,15 +132,6 @@ class Failpoints:
                 self.hostile = order
                 return None
             return order
-
-    @property
-    def _done(self) -> Path:
-        return self._path.with_name(self._path.name + DONE_SUFFIX)
-
-    def write_done(self, line: str) -> None:
-        """Add a line to the file of the order that has begun, for who reads what the process has done."""
-        with self._lock, self._done.open("a") as file:
-            file.write(f"\n{line}")
 
     def _read(self) -> Order | None:
         try:
@@ -224,12 +204,6 @@ def hostile() -> Order | None:
     return _own.hostile if _own is not None else None
 
 
-def write_done(line: str) -> None:
-    """Add a line to the file of the hostile order of this process."""
-    if _own is not None:
-        _own.write_done(line)
-
-
 def reached(place: str) -> Order | None:
     """Fail here if that is ordered; return the order if the caller has to carry it out: to drop a message, or to spoil.
 
@@ -246,7 +220,7 @@ def reached(place: str) -> Order | None:
         case Failure.STOP:
             os.kill(os.getpid(), signal.SIGSTOP)
         case Failure.DELAY:
-            time.sleep(order.amount)
+            time.sleep(order.delay_s)
         case Failure.ERROR:
             raise OSError(5, f"the failpoint {order}")
         case _:
