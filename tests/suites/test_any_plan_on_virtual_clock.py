@@ -21,8 +21,8 @@ from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
 from ringtune.schedule.units import EMBEDDING
 from sim.ring import RingResult
 from tests.features.plans import KINDS, AnyRun, start_of
-from tests.support.model_facts import WEIGHTLESS
 from tests.support.moves import by_placement
+from tests.support.profiles import WEIGHTLESS
 from tests.support.validate import parse_table, validate_table
 
 SEEDS = 4

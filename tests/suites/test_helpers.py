@@ -15,15 +15,15 @@ from ringtune.schedule.actions import Payload
 from ringtune.schedule.plan import Plan
 from tests.features.feature import Feature, Tensors, carry_out, run_of
 from tests.features.offload import INTERVALS, MERGED_HELPERS, helped_plan, with_helpers
-from tests.support import resumed
+from tests.support import torch_ring
 from tests.support.torch_ring import Case, TorchCarrier, make_carrier, shard_metadata
 
 
 def trained(case: Case, plan: Plan) -> tuple[TorchCarrier, Tensors]:
     """The nodes after a run, and what they trained."""
     carrier = make_carrier(case, plan)
-    result = resumed.run(plan, carrier, 0)
-    return carrier, carrier.collected(plan, resumed.holder_of(plan, result))
+    result = torch_ring.run(plan, carrier, 0)
+    return carrier, carrier.collected(plan, torch_ring.holder_of(plan, result))
 
 
 def case_of(way: str = "one-idle-helper", **changes: Any) -> tuple[Case, Plan]:
@@ -82,7 +82,7 @@ def test_helpers_with_overlap_send_the_weights_of_the_update_and_no_later_ones(w
             message_s=lambda source, target, payload: weights_s if payload == Payload.WEIGHTS else 0.001,
         ).tensors
 
-    assert resumed.same_bits(adapters(0.0), adapters(5.0))
+    assert torch_ring.same_bits(adapters(0.0), adapters(5.0))
 
 
 def as_vector(tensors: Tensors) -> torch.Tensor:

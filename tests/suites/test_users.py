@@ -19,8 +19,7 @@ from ringtune.storage.pieces import Pieces
 from ringtune.techniques.offload import helped
 from tests.features.feature import Feature, carry_out, plan_of
 from tests.features.offload import HELPER_OF, LINEAR, ON_THEIR_OWN, THREE, TOGETHER, sets_at_helpers, users
-from tests.support.resumed import same_bits
-from tests.support.torch_ring import distance
+from tests.support.torch_ring import distance, same_bits
 
 MANNERS = pytest.mark.parametrize("manner", [ON_THEIR_OWN, TOGETHER], ids=[ALONE, COLLABORATION])
 

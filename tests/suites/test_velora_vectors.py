@@ -18,8 +18,7 @@ from tests.features.models import of_family, own_weights
 from tests.support.hand_ring import HandRing
 from tests.support.literal_velora import every_layer
 from tests.support.plans import changed
-from tests.support.resumed import same_bits
-from tests.support.torch_ring import distance
+from tests.support.torch_ring import distance, same_bits
 
 
 @pytest.mark.promise("5 timing changes nothing")

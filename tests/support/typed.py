@@ -15,7 +15,8 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
+from typing import Any
 
 import pytest
 
@@ -100,3 +101,15 @@ def typing(arguments: tuple[str, ...]) -> Iterator[None]:
         logging.getLogger("edge").setLevel(edge_level)
         for number, handler in signals.items():
             signal.signal(number, handler)
+
+
+def calling(module: ModuleType) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Return what stands in for ``subprocess.run`` where ``python -P -m MODULE ARGUMENTS`` is started."""
+
+    def run(command: Sequence[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        assert command[3] == module.__name__
+        with contextlib.redirect_stderr(io.StringIO()) as errors:
+            code = module.main(command[4:])
+        return subprocess.CompletedProcess(command, code, "", errors.getvalue())
+
+    return run

@@ -26,8 +26,8 @@ from ringtune.transport.parties import node_party
 from ringtune.transport.speaker import Removal, Removals, Speaker, speaking_as
 from ringtune.v1 import control_pb2
 from tests.coordinator.server.test_certificate_authority import running
+from tests.support.fakes import RUN, TwoAgents
 from tests.support.trust_parts import DAY_S
-from tests.support.two_agents import RUN, TwoAgents
 
 WAIT_S = 20.0
 
