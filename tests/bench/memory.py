@@ -177,7 +177,7 @@ def _llama_tensors(shape: LlamaShape) -> dict[str, tuple[int, ...]]:
     return found | {"model.norm.weight": (shape.width,), "lm_head.weight": (shape.words, shape.width)}
 
 
-def write_llama(folder: Path, shape: LlamaShape = ONE_BILLION, *, shard_bytes: int = 400 << 20) -> Path:
+def write_llama(folder: Path, shape: LlamaShape = ONE_BILLION) -> Path:
     """Write a random Llama (bfloat16) in several files, one shard in memory at a time.
 
     Tensors of one shape have the same numbers: to draw eight billion would take longer than to train.
@@ -206,7 +206,7 @@ def write_llama(folder: Path, shape: LlamaShape = ONE_BILLION, *, shard_bytes: i
     files: list[dict[str, torch.Tensor]] = [{}]
     places: dict[str, str] = {}
     for name, size in _llama_tensors(shape).items():
-        if sum(tensor.nbytes for tensor in files[-1].values()) > shard_bytes:
+        if sum(tensor.nbytes for tensor in files[-1].values()) > SHARD_BYTES:
             save_file(files[-1], folder / f"model-{len(files):05}.safetensors", metadata={"format": "pt"})
             files[-1].clear()
             files.append({})
@@ -222,6 +222,7 @@ def write_llama(folder: Path, shape: LlamaShape = ONE_BILLION, *, shard_bytes: i
 
 
 OUT = Path("build/bench/memory.json")
+SHARD_BYTES = 400 << 20
 MAX_ERROR, ROOM, TOO_LITTLE = 0.10, 1.05, 0.80
 MIB = 1 << 20
 NUM_BOARDS, CORES, FREE_BYTES = 4, 0.45, 4 << 30

@@ -87,12 +87,11 @@ def choosing_course(
     frozen_blocks: int = 0,
     train_rows: int = 0,
     owners: int = 1,
-    forward: float = 0.4,
     **choice: object,
 ) -> Course:
     """A course whose subnets are full for so many micro-batches of ``size`` rows, and forward-only for more.
 
-    A forward is 0.4 of a full operation, or ``forward``. Each owner has two batches, or ``train_rows`` rows.
+    A forward is 0.4 of a full operation. Each owner has two batches, or ``train_rows`` rows.
     """
     batch_size = size * microbatches
     names = [f"node-{at}" for at in range(owners)]
@@ -106,9 +105,7 @@ def choosing_course(
         private_blocks=frozen_blocks,
         method="all",
     )
-    capacity = BlockCapacity(
-        full=full * size, forward_only=forward * forward_only * size, forward=forward, backward=1 - forward
-    )
+    capacity = BlockCapacity(full=full * size, forward_only=0.4 * forward_only * size, forward=0.4, backward=0.6)
     made = Choice(policy=policy, subnets=subnets, groups=groups, capacities=(capacity,), **choice)  # type: ignore[arg-type]
     return dataclasses.replace(plan.course, choice=made)
 
