@@ -297,10 +297,7 @@ def train(
             if not units.has_head:
                 for parameter in model.heads[model.active_head].parameters():
                     parameter.grad = None
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+            update(optimizer, rate)
             result.losses.append(loss)
     model.eval()
     torch.set_rng_state(generator_state)
@@ -335,18 +332,29 @@ def turns_as_written(plan: Plan, changes: Sequence[tuple[int, Plan]]) -> list[tu
 
 def backward(model: Any, job: Job, plan: Plan, item: Item, dataset: OwnerDataset, at: dict[str, int]) -> float:
     """The library's own mean loss of each micro-batch, weighted by its share of the targets."""
-    batch = dataset.batch(plan.course, item)
+    batch, total = dataset.batch(plan.course, item), 0.0
     _, all_targets = targets_of(job.model.task, batch)
-    total, first = 0.0, 0
-    for micro, size in enumerate(plan.course.microbatch_sizes(item.rows)):
-        rows = unpacked(batch.rows(first, first + size))
-        first += size
+    for micro, rows in enumerate(map(unpacked, micro_batches(plan, item, batch))):
         at.update(step=item.step, micro=micro)
         targets, count = targets_of(job.model.task, rows)
         loss = output_of(model, rows, targets).loss * (count / all_targets)
         loss.backward()
         total += float(loss.detach())
     return total
+
+
+def micro_batches(plan: Plan, item: Item, batch: Batch) -> list[Batch]:
+    """The micro-batches of an item's batch."""
+    ends = itertools.accumulate(plan.course.microbatch_sizes(item.rows), initial=0)
+    return list(itertools.starmap(batch.rows, itertools.pairwise(ends)))
+
+
+def update(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Apply all gradients at a learning rate, and drop them."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
 
 
 def unpacked(batch: Batch) -> Batch:
@@ -375,11 +383,8 @@ def evaluate(model: Any, job: Job, plan: Plan, item: Item, dataset: OwnerDataset
     batch = dataset.batch(plan.course, item)
     model.eval()
     loss_sum, count, correct = result.evaluations.get(item.step, (0.0, 0, 0))
-    first = 0
     with torch.no_grad():
-        for size in plan.course.microbatch_sizes(item.rows):
-            rows = batch.rows(first, first + size)
-            first += size
+        for rows in micro_batches(plan, item, batch):
             targets, found = targets_of(job.model.task, rows)
             output = output_of(model, rows, targets)
             loss_sum += float(output.loss) * found
