@@ -191,19 +191,6 @@ def _ratios(over: Mapping[int, float], under: Mapping[int, float]) -> dict[int, 
     return {key: over[key] / under[key] for key in sorted(under)}
 
 
-def lines(figures: Mapping[str, Any]) -> list[str]:
-    """The table for people."""
-    runs = figures["runs"]
-    depths = sorted(runs["single-1"]["by_depth_s"])
-    heads = " ".join(f"d={d:<5}" for d in depths)
-    text = [f"{'run':<22}  total s  bubble  memory MB (touched / resident)  {heads}"]
-    for name, row in runs.items():
-        by_depth = " ".join(f"{row['by_depth_s'][d]:<7.0f}" for d in depths)
-        memory = f"{row['memory_touched_bytes'] / 1e6:8.0f} / {row['memory_resident_bytes'] / 1e6:<8.0f}"
-        text.append(f"{name:<22} {row['total_s']:8.0f} {row['bubble_share']:7.2f}  {memory:<31} {by_depth}")
-    return text
-
-
 STAGES_SHOWN = (
     "speedup_over_single",
     "speedup_over_ideal_stale",
@@ -294,15 +281,3 @@ def _row(found: Prediction) -> dict[str, Any]:
         "fullest_bytes": max(node.peak_memory_bytes for node in found.nodes),
         "needed_bytes": max(node.needed_bytes for node in found.nodes),
     }
-
-
-def stages_lines(figures: Mapping[str, Any]) -> list[str]:
-    """The table for people."""
-    rows = {**figures["runs"], **{name: figures[name] for name in ("planned", "tight", "uncached", "cached")}}
-    text = [f"{'run':<16} total s  busiest s  bubble  fullest MB"]
-    for name, row in rows.items():
-        text.append(
-            f"{name:<16} {row['total_s']:7.0f}  {row['busiest_s']:9.0f}  {row['bubble_share']:6.2f}  "
-            f"{row['fullest_bytes'] / 1e6:10.0f}  {row.get('stages', '')}"
-        )
-    return text

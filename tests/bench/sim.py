@@ -48,7 +48,7 @@ from coordinator.cli.demo_files import demo_cache, prepare
 from deploy.testbed.capabilities import MissingCapability
 from sim.prediction import predict
 from tests.bench import paper_table, planner, testbed_runs
-from tests.bench.rings import TOKENS, Figures, machine, missed, say, write_model, write_rows
+from tests.bench.rings import TOKENS, Figures, machine, missed, write_model, write_rows
 
 OUT = Path("build/bench")
 CONFIRMED_DEPTHS = (1, 6, 12)
@@ -89,14 +89,12 @@ def actions_per_s() -> Figures:
 def paper() -> Figures:
     """The paper's table on the virtual clock."""
     found = paper_table.table(paper_table.measure())
-    say("\n".join(paper_table.lines(found)))
     return {name: found[name] for name in paper_table.SHOWN} | {"paper_table": found}
 
 
 def stages() -> Figures:
     """What the planner's stages are worth on the same boards."""
     found = paper_table.stages_table(paper_table.measure(), paper_table.job_of())
-    say("\n".join(paper_table.stages_lines(found)))
     return {name: found[name] for name in paper_table.STAGES_SHOWN} | {"stages_table": found}
 
 

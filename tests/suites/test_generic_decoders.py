@@ -24,10 +24,10 @@ from tests.features.feature import ONE, THREE, Feature, carry_out, run_of
 from tests.features.models import loaded_plainly, of_family, write_result
 from tests.support import whole_models as whole
 from tests.support.hand_ring import make_bench
-from tests.support.lora_runs import lora_run
 from tests.support.reference import adapter_of
 from tests.support.tiny_families import GEMMA4_ALONE, GENERIC, IN_FLOAT32, LONGEST, VERSION, sizes_of, write_family
 from tests.support.torch_ring import Case, distance
+from tests.support.whole_models import lora_run
 
 ROUNDING = ("codegen", "gpt_neo", "gptj", "granitemoe", "granitemoeshared", "vaultgemma")
 """Families whose attention or experts have steps in float32 inside any type."""
