@@ -1,4 +1,9 @@
-"""What has to come of a fault, stated as data, and what came of it on a ``BoardRing``."""
+"""Faults of processes of a ``BoardRing`` in mid-run, what has to come of each, stated as data, and what came of it.
+
+Each strike is a pair of functions of the ring and of whom it hits: what happens, and how it is healed. A strike that
+needs a process to be started in another way, with a small file system or a clock of its own, says with which words
+before its command.
+"""
 
 from __future__ import annotations
 

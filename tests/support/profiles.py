@@ -1,4 +1,4 @@
-"""Profiles for tests: simple times that can be added up by hand, and any number drawn from a seed."""
+"""Profiles for tests: simple times that can be added up by hand, and any number drawn from a seed; sizes of models."""
 
 from __future__ import annotations
 

@@ -1,8 +1,13 @@
-"""Which cases of the tests are in ``make test``; ``--all`` has all of them.
+"""Which cases of the tests are in ``make test``, and which files run beside each other; ``--all`` has all cases.
 
 A test that is carried out for many settings, and takes seconds for each, would take most of the time. Its mark
 ``sampled`` says how many of its cases are enough after a small change. They are drawn by their names, so that every
 process draws the same ones, and not by their places, so that they do not all have one setting in common.
+
+The tests of a file stay together and share its fixtures. Some files are one unit: those that measure this machine, so
+that no two of them disturb each other; those of integration that share the nodes of one ring, and all others of
+integration, which share what nodes are forked from; and the laws, which share their runs. Units come first, as the
+longest must not be the last; one that waits for processes and one that computes run beside each other.
 """
 
 from __future__ import annotations

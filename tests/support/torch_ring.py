@@ -1,4 +1,4 @@
-"""The virtual ring with real tensors: one ``NodeExecutor`` per node, all in this process."""
+"""The virtual ring with real tensors, one ``NodeExecutor`` per node, all in this process; also from a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Commands typed in this process: all that the command line does, without a new interpreter.
 
 Local nodes are processes as ever, forked from a template that outlives the command: importing torch and the model
-libraries takes most of the time of a short command, and proves nothing the second time.
+libraries takes most of the time of a short command, and proves nothing the second time. ``calling`` does the
+same for modules that the product starts as processes.
 """
 
 from __future__ import annotations

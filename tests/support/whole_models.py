@@ -1,4 +1,7 @@
-"""Parts of a whole model as two nodes would hand them in, made by hand: every parameter is moved as if it trained."""
+"""Parts of a whole model as two nodes would hand them in, each parameter moved as if it trained; and runs with LoRA.
+
+A run of the second kind left a LoRA of random values, beside the model that has it.
+"""
 
 from __future__ import annotations
 
