@@ -32,7 +32,7 @@ from tests.support.moves import slices_of
 
 OWNERS, HOSTS = ("a", "b"), ("c", "d")
 NAMES = (*OWNERS, *HOSTS)
-COORDINATOR, SUBMITTER = "coordinator", "submitter"
+COORDINATOR = "coordinator"
 SLICES = (("a", 0, 1), ("c", 1, 2), ("d", 2, 4))
 LEASE_S = 5.0
 STEPS, TURN, CHECKPOINT = 160, 4, 16
