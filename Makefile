@@ -18,9 +18,7 @@
 #   make bench-sim   measure predictions against boards of a testbed: build/bench/sim.json
 #   make bench-memory  measure what boards need against what the plan says: build/bench/memory.json
 #   make bench-predictions  measure how long runs take against what profiles say: build/bench/predictions.json
-#   make bench-d2ft  measure the time that operations of subnets leave of a block: build/bench/d2ft.json
 #   make bench-d2ft-accuracy  train with operations, text and images, in hours: build/bench/d2ft_accuracy.json
-#   make bench-memory-accuracy  train with HiFT and VeLoRA, in hours: build/bench/memory_accuracy.json
 #   make bench-llm  compare language models with frozen weights of fewer bits, and with one process: build/bench/llm.json
 #   make bench-cola  count what a host of helped blocks holds: build/bench/cola.json
 #
@@ -47,7 +45,7 @@ PIP   := $(BIN)/python -m pip --disable-pip-version-check --no-input
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-transformers-5 page-test cuda faults promises lint proto docs wheel smoke arm64 bench-ring bench-sim bench-memory bench-predictions bench-d2ft bench-d2ft-accuracy bench-memory-accuracy bench-cola bench-llm clean
+.PHONY: help setup demo test test-all test-transformers-5 page-test cuda faults promises lint proto docs wheel smoke arm64 bench-ring bench-sim bench-memory bench-predictions bench-d2ft-accuracy bench-cola bench-llm clean
 
 help:
 	@sed -n 's/^#   make /make /p' Makefile
@@ -141,14 +139,8 @@ bench-memory: $(STAMP)
 bench-predictions: $(STAMP)
 	$(BIN)/python -m tests.bench.predictions $(ARGS)
 
-bench-d2ft: $(STAMP)
-	$(BIN)/python -m tests.bench.d2ft $(ARGS)
-
 bench-d2ft-accuracy: $(STAMP)
 	$(BIN)/python -m tests.bench.d2ft_accuracy $(ARGS)
-
-bench-memory-accuracy: $(STAMP)
-	$(BIN)/python -m tests.bench.memory_accuracy $(ARGS)
 
 bench-cola: $(STAMP)
 	$(BIN)/python -m tests.bench.cola $(ARGS)

@@ -213,7 +213,7 @@ def _first_words(text: str) -> str:
 @functools.cache
 def combinations() -> tuple[dict[tuple[str, str], Found | None], dict[tuple[str, str], Found | None]]:
     """Try each feature with each method, and each two features with the first method that takes both alone."""
-    alone = {(one.name, method): tried(one, method=method) for one in FEATURES for method in method_names()}
+    alone = {(feature.name, method): tried(feature, method=method) for feature in FEATURES for method in method_names()}
     pairs = dict[tuple[str, str], Found | None]()
     for first, second in itertools.combinations(FEATURES, 2):
         both = (
@@ -227,25 +227,25 @@ def combinations() -> tuple[dict[tuple[str, str], Found | None], dict[tuple[str,
 def page() -> str:
     """The whole page."""
     alone, pairs = combinations()
-    found = dict.fromkeys(one for one in (*alone.values(), *pairs.values()) if one is not None and one.reason)
-    numbers = {one: at for at, one in enumerate(found, start=1)}
+    reasons = dict.fromkeys(each for each in (*alone.values(), *pairs.values()) if each is not None and each.reason)
+    numbers = {reason: at for at, reason in enumerate(reasons, start=1)}
 
-    def cell(one: Found | None) -> str:
-        if one is None:
+    def cell(answer: Found | None) -> str:
+        if answer is None:
             return "·"
-        return one.mark.format(numbers[one]) if one.reason else "+"
+        return answer.mark.format(numbers[answer]) if answer.reason else "+"
 
     by_method = [
-        (f"{at}. {one.name}", *(cell(alone[one.name, method]) for method in method_names()))
-        for at, one in enumerate(FEATURES, start=1)
+        (f"{at}. {feature.name}", *(cell(alone[feature.name, method]) for method in method_names()))
+        for at, feature in enumerate(FEATURES, start=1)
     ]
     by_feature = [
-        (f"{at}. {one.name}", *(cell(pairs[one.name, other.name]) for other in FEATURES[: at - 1]))
-        for at, one in enumerate(FEATURES[1:], start=2)
+        (f"{at}. {feature.name}", *(cell(pairs[feature.name, other.name]) for other in FEATURES[: at - 1]))
+        for at, feature in enumerate(FEATURES[1:], start=2)
     ]
     columns = len(FEATURES) - 1
     refused, left_out, excluded = (
-        sum(one.mark == mark for one in found) for mark in (_REFUSED, _LEFT_OUT, _CONTRADICTION)
+        sum(reason.mark == mark for reason in reasons) for mark in (_REFUSED, _LEFT_OUT, _CONTRADICTION)
     )
     counts = f"{refused} refusals, {left_out} features that a run goes without, {excluded} contradictions."
     parts = {
@@ -253,7 +253,7 @@ def page() -> str:
         "features": table(
             ("", *map(str, range(1, columns + 1))), [(*row, *[""] * (columns + 1 - len(row))) for row in by_feature]
         ),
-        "reasons": f"{counts}\n\n" + "".join(f"{at}. {one.reason}.\n" for one, at in numbers.items()),
+        "reasons": f"{counts}\n\n" + "".join(f"{at}. {reason.reason}.\n" for reason, at in numbers.items()),
     }
     text = PAGE.read_text(encoding="utf-8")
     for name, part in parts.items():

@@ -27,14 +27,14 @@ def filled(text: str, begin: str, content: str) -> str:
 
 def examples(text: str) -> dict[str, str]:
     """Lines of TOML by the names of keys: the last cells of rows, which are edited there, other than the default."""
-    found, section = {}, ""
+    lines, section = {}, ""
     for line in text.splitlines():
         if titled := re.fullmatch(r"## \[(\w+)\]", line):
             section = titled[1]
         row = re.fullmatch(r"\| `(\w+)` \| .*? \| `?(.*?)`? \| .* \| `\1 = (.*)` \|", line)
         if row and row[3] != row[2]:
-            found[f"{section}.{row[1]}"] = f"{row[1]} = {row[3]}".replace("\\|", "|")
-    return found
+            lines[f"{section}.{row[1]}"] = f"{row[1]} = {row[3]}".replace("\\|", "|")
+    return lines
 
 
 def page() -> str:

@@ -29,13 +29,13 @@ def _arguments() -> str:
 
 def _options() -> str:
     """A row for each option and each way in which commands describe it."""
-    found: dict[tuple[str, str], list[str]] = defaultdict(list)
+    commands_of: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name, command in cli.all_commands().items():
         for each in command.params:
             if each.param_type_name == "option" and not each.hidden and each.opts != ["--json"]:
                 written = "/".join([*each.opts, *each.secondary_opts])
-                found[f"{written} {each.metavar or ''}".strip(), f"{each.help}{_default(each)}"].append(name)
-    rows = [(f"`{option}`", ", ".join(names), text) for (option, text), names in sorted(found.items())]
+                commands_of[f"{written} {each.metavar or ''}".strip(), f"{each.help}{_default(each)}"].append(name)
+    rows = [(f"`{option}`", ", ".join(names), text) for (option, text), names in sorted(commands_of.items())]
     return f"## Options\n\n{table(('option', 'commands', 'what it is'), rows)}"
 
 

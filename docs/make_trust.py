@@ -67,7 +67,7 @@ _KINDS: Final[Mapping[str, Party | None]] = {
 def calls() -> list[str]:
     """Every call of the wire, such as ``Snapshots.Keep``."""
     modules = (control_pb2, ring_pb2, trust_pb2, weights_pb2)
-    services = [one for module in modules for one in module.DESCRIPTOR.services_by_name.values()]
+    services = [service for module in modules for service in module.DESCRIPTOR.services_by_name.values()]
     return [f"{service.name}.{method.name}" for service in services for method in service.methods]
 
 
@@ -89,28 +89,28 @@ def _plan(*helpers: Helper) -> Plan:
 
 def rights() -> list[AccessRight]:
     """All rows of all nodes of the small run, with and without a helper."""
-    found: list[AccessRight] = []
+    rights: list[AccessRight] = []
     for plan in (_plan(), _plan(Helper(node="helper", start=2, stop=4))):
         start = StartPoint.of(plan.course)
         for node in plan.nodes:
-            found += link_rights("r", plan, node, None) + copy_rights("r", plan, node, None)
-            found += audit_rights("r", plan, node)
-            found += inspected_rights("r", plan.nodes, shards_run="r")
-        found += fetch_rights("r", plan, start, 0, None) + fetch_rights("r", plan, start, 0, 2)
-    return found
+            rights += link_rights("r", plan, node, None) + copy_rights("r", plan, node, None)
+            rights += audit_rights("r", plan, node)
+            rights += inspected_rights("r", plan.nodes, shards_run="r")
+        rights += fetch_rights("r", plan, start, 0, None) + fetch_rights("r", plan, start, 0, 2)
+    return rights
 
 
 def _of_rows(call: str, node: str, rows: list[AccessRight]) -> str:
     """The part of the run in the rows of a node, in words."""
-    own = [row for row in rows if (row.call, row.node) == (call, node)]
-    if call == NodeCall.LINK and own:
+    allowed = [row for row in rows if (row.call, row.node) == (call, node)]
+    if call == NodeCall.LINK and allowed:
         return "its links of the schedule"
-    if call == NodeCall.PROBE and own:
+    if call == NodeCall.PROBE and allowed:
         return "yes"
     if call == NodeCall.KEEP:
-        parts = {"the head" if row.is_head else "its blocks" for row in own}
+        parts = {"the head" if row.is_head else "its blocks" for row in allowed}
         return " and ".join(sorted(parts)) + ", to the copy holder" if parts else ""
-    taken = {_OF_STATE[row.state] for row in own if row.blocks is None or row.blocks or row.is_head}
+    taken = {_OF_STATE[row.state] for row in allowed if row.blocks is None or row.blocks or row.is_head}
     audited = {_OF_STATE[State.AUDIT]} & taken
     moved = "what it takes over: " + ", ".join(sorted(taken - audited)) if taken - audited else ""
     return "; ".join([*filter(None, [moved]), *audited])
@@ -151,9 +151,9 @@ def table() -> Iterator[str]:
     yield f"| call | {' | '.join(_KINDS)} |"
     yield "|---" * (len(_KINDS) + 1) + "|"
     cells = [(call.partition("."), tuple(cell(call, kind, rows) for kind in _KINDS)) for call in calls()]
-    for (service, found), group in itertools.groupby(cells, lambda each: (each[0][0], each[1])):
+    for (service, answers), group in itertools.groupby(cells, lambda each: (each[0][0], each[1])):
         names = ", ".join(name[2] for name, _ in group)
-        yield f"| `{service}`: {names} | {' | '.join(one or '-' for one in found)} |"
+        yield f"| `{service}`: {names} | {' | '.join(answer or '-' for answer in answers)} |"
 
 
 def page() -> str:

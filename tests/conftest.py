@@ -92,7 +92,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
         items[:] = [item for item in items if item.nodeid in kept]
     if hasattr(config, "workerinput"):
-        from tests.support.scheduling import order
+        from tests.support.sample import order
 
         places = order(item.nodeid.split("::")[0] for item in items)
         items.sort(key=lambda item: places[item.nodeid.split("::")[0]])
@@ -103,7 +103,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Give out whole files, in our order."""
     if config.getoption("dist") != "loadfile":
         return None
-    from tests.support.scheduling import ByFile
+    from tests.support.sample import ByFile
 
     return ByFile(config, log)
 

@@ -94,18 +94,18 @@ def trained(run: Path) -> dict[str, list[float]]:
     """Read the numbers that a run trained, adapter and head."""
     from safetensors.torch import load_file
 
-    found: dict[str, list[float]] = {}
+    numbers: dict[str, list[float]] = {}
     for name in ("adapter.safetensors", "model_head.safetensors"):
         tensors = load_file(run / "adapter" / name)
-        found.update({key: tensors[key].double().flatten().tolist() for key in sorted(tensors)})
-    return found
+        numbers.update({key: tensors[key].double().flatten().tolist() for key in sorted(tensors)})
+    return numbers
 
 
-def difference(one: dict[str, list[float]], other: dict[str, list[float]]) -> float:
+def difference(first: dict[str, list[float]], second: dict[str, list[float]]) -> float:
     """Norm of the difference of all numbers, as a share of the norm of ``one``; not a number if names differ."""
-    if one.keys() != other.keys():
+    if first.keys() != second.keys():
         return math.nan
-    pairs = [pair for name in one for pair in zip(one[name], other[name], strict=True)]
+    pairs = [pair for name in first for pair in zip(first[name], second[name], strict=True)]
     return math.sqrt(sum((a - b) ** 2 for a, b in pairs) / sum(a * a for a, _ in pairs))
 
 

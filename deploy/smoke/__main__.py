@@ -116,9 +116,9 @@ class Started:
     def told(self, event: str) -> dict[str, str]:
         """Wait for an event; raises ``CalledProcessError``."""
         for line in self._process.stdout or ():
-            found: dict[str, str] = json.loads(line)
-            if found["event"] == event:
-                return found
+            told: dict[str, str] = json.loads(line)
+            if told["event"] == event:
+                return told
         raise subprocess.CalledProcessError(self._process.wait(), self._line)
 
 

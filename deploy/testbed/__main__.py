@@ -81,9 +81,9 @@ def verify(
     with Testbed(load_layout(boards), folder=folder) as bed:
         _show_notes(bed)
         measured = measure(bed, duration_s=duration_s, note=lambda text: typer.echo(text, err=True))
-    for line in [json.dumps(dataclasses.asdict(one)) for one in measured] if as_json else table(measured):
+    for line in [json.dumps(dataclasses.asdict(result)) for result in measured] if as_json else table(measured):
         typer.echo(line)
-    deviations = [line for one in measured for line in one.deviations()]
+    deviations = [line for result in measured for line in result.deviations()]
     for line in deviations:
         typer.echo(line, err=True)
     if deviations:

@@ -81,11 +81,11 @@ def fill_in(command: Sequence[str], coordinator: str) -> Command:
 
 def environment(base: Mapping[str, str] | None = None, *, threads: int = 1, coordinator: str = "") -> dict[str, str]:
     """What processes of the testbed find: this interpreter's commands, this checkout, one address."""
-    found = dict(os.environ if base is None else base)
-    found["PATH"] = os.pathsep.join(filter(None, (str(Path(sys.executable).parent), found.get("PATH", ""))))
-    roots = (str(REPOSITORY / "proto"), str(REPOSITORY), found.get("PYTHONPATH", ""))
-    found["PYTHONPATH"] = os.pathsep.join(filter(None, roots))
-    found |= {"OMP_NUM_THREADS": f"{threads}", "MKL_NUM_THREADS": f"{threads}"}
+    variables = dict(os.environ if base is None else base)
+    variables["PATH"] = os.pathsep.join(filter(None, (str(Path(sys.executable).parent), variables.get("PATH", ""))))
+    roots = (str(REPOSITORY / "proto"), str(REPOSITORY), variables.get("PYTHONPATH", ""))
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, roots))
+    variables |= {"OMP_NUM_THREADS": f"{threads}", "MKL_NUM_THREADS": f"{threads}"}
     if coordinator:
-        found["RINGTUNE_COORDINATOR"] = coordinator
-    return found
+        variables["RINGTUNE_COORDINATOR"] = coordinator
+    return variables

@@ -70,7 +70,11 @@ class Capabilities:
         """Why no testbed is possible; empty if one is. Without root nothing else could be tried."""
         if self.reason("root"):
             return [f"root: {self.reason('root')}"]
-        lacks = [f"{one.name}: {one.reason}" for one in self.found if one.is_needed and one.reason]
+        lacks = [
+            f"{capability.name}: {capability.reason}"
+            for capability in self.found
+            if capability.is_needed and capability.reason
+        ]
         if self.reason("tbf") and self.reason("htb"):
             lacks.append(f"tbf and htb: {self.reason('tbf')}")
         return lacks
@@ -98,7 +102,7 @@ def find_capabilities() -> Capabilities:
     mounts = _mounts()
     in_groups = mounts if isinstance(mounts, str) else lacks_root or _why_no_group(mounts)
     version = "" if isinstance(mounts, str) else f", version {mounts.version}"
-    found = (
+    capabilities = (
         Capability(name="root", use="to make namespaces and groups", reason=lacks_root),
         Capability(name="namespaces", use="ip netns, nsenter", reason=lacks_root or _why_no_namespace()),
         Capability(name="bridge", use="bridge and veth", reason=tried("bridge")),
@@ -107,7 +111,7 @@ def find_capabilities() -> Capabilities:
         Capability(name="netem", use="latency_ms", reason=tried("netem"), is_needed=False),
         Capability(name="groups", use=f"quotas and memory limits{version}", reason=in_groups),
     )
-    return Capabilities(found=found, mounts=None if isinstance(mounts, str) or in_groups else mounts)
+    return Capabilities(found=capabilities, mounts=None if isinstance(mounts, str) or in_groups else mounts)
 
 
 def _refusal_reason(script: str) -> str:
@@ -142,15 +146,15 @@ def _why_no_group(mounts: GroupMounts) -> str:
     """Make one group, look for its files, remove it."""
     name = f"ringtune-probe-{os.getpid()}"
     made: list[Path] = []
-    wanted: dict[Path, tuple[str, ...]] = {mounts.cpu: ("cpu.max", "memory.max")}
+    files_of: dict[Path, tuple[str, ...]] = {mounts.cpu: ("cpu.max", "memory.max")}
     if mounts.version == 1:
-        wanted = {mounts.cpu: ("cpu.cfs_quota_us",), mounts.memory: ("memory.limit_in_bytes",)}
+        files_of = {mounts.cpu: ("cpu.cfs_quota_us",), mounts.memory: ("memory.limit_in_bytes",)}
     try:
         groups.hand_down(mounts)
-        for root in wanted:
+        for root in files_of:
             (root / name).mkdir()
             made.append(root / name)
-        lacks = [file for root, files in wanted.items() for file in files if not (root / name / file).exists()]
+        lacks = [file for root, files in files_of.items() for file in files if not (root / name / file).exists()]
         return f"the kernel has no {', '.join(lacks)}" if lacks else ""
     except OSError as error:
         return f"can't make a group in {error.filename}: {error.strerror}"
@@ -174,9 +178,12 @@ def _last_words(text: str) -> str:
 
 def describe_capabilities(capabilities: Capabilities, *, write: Callable[[str], object]) -> bool:
     """Write a line for each capability; return whether a testbed is possible."""
-    for one in capabilities.found:
-        state = "PASS" if one.is_here else "FAIL" if one.is_needed else "LACK"
-        write(f"{state}  {one.name:<10}  {one.use}" + (f": {one.reason}" if one.reason else ""))
+    for capability in capabilities.found:
+        state = "PASS" if capability.is_here else "FAIL" if capability.is_needed else "LACK"
+        write(
+            f"{state}  {capability.name:<10}  {capability.use}"
+            + (f": {capability.reason}" if capability.reason else "")
+        )
     if capabilities.missing:
         write(f"no testbed is possible here: {'; '.join(capabilities.missing)}")
     return not capabilities.missing

@@ -63,19 +63,19 @@ def find_mounts(mounts: str, *, controllers: str) -> GroupMounts | str:
     ``mounts`` is the text of ``/proc/mounts``, ``controllers`` that of ``cgroup.controllers`` of the version 2
     mount, empty if there is none.
     """
-    found: dict[str, Path] = {}
+    controller_folders: dict[str, Path] = {}
     unified: Path | None = None
     for line in mounts.splitlines():
         _, folder, kind, options, *_ = line.split(" ")
         if kind == "cgroup2" and unified is None:
             unified = Path(folder)
         elif kind == "cgroup":
-            found |= {name: Path(folder) for name in ("cpu", "memory") if name in options.split(",")}
+            controller_folders |= {name: Path(folder) for name in ("cpu", "memory") if name in options.split(",")}
     if unified is not None and {"cpu", "memory"} <= set(controllers.split()):
         return GroupMounts(version=2, cpu=unified, memory=unified)
-    if set(found) == {"cpu", "memory"}:
-        return GroupMounts(version=1, cpu=found["cpu"], memory=found["memory"])
-    missing = sorted({"cpu", "memory"} - set(found) - set(controllers.split()))
+    if set(controller_folders) == {"cpu", "memory"}:
+        return GroupMounts(version=1, cpu=controller_folders["cpu"], memory=controller_folders["memory"])
+    missing = sorted({"cpu", "memory"} - set(controller_folders) - set(controllers.split()))
     return f"no control groups with {' and '.join(missing) or 'both in one version'} are mounted"
 
 
@@ -191,11 +191,11 @@ def memory_use(mounts: GroupMounts, *parts: str) -> GroupUse:
 
 def members(folders: Iterable[Path]) -> set[int]:
     """The processes of these groups."""
-    found: set[int] = set()
+    process_ids: set[int] = set()
     for folder in folders:
         with contextlib.suppress(OSError):
-            found |= {int(line) for line in (folder / "cgroup.procs").read_text().split()}
-    return found - {0}
+            process_ids |= {int(line) for line in (folder / "cgroup.procs").read_text().split()}
+    return process_ids - {0}
 
 
 def kill_and_remove(folders: Sequence[Path], *, timeout_s: float) -> None:

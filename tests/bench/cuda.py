@@ -42,7 +42,7 @@ from ringtune.costs.memory_sizes import CONTEXT_BYTES
 from ringtune.errors import CapacityError
 from ringtune.quantities import format_bytes
 from ringtune.schedule.turns import turn_sequence
-from tests.support import on_cuda, resumed
+from tests.support import on_cuda, torch_ring
 from tests.support.processes import REPOSITORY, run_ringtune, start_ringtune
 from tests.support.torch_ring import Case, distance, make_carrier, write_family_inputs, write_inputs
 
@@ -77,7 +77,7 @@ class Checks:
         """All that a run trains, from its executors in this process."""
         plan = case.plan(slices)
         carrier = make_carrier(case, plan)
-        resumed.run(plan, carrier, 1)
+        torch_ring.run(plan, carrier, 1)
         return carrier.collected(plan, list(turn_sequence(plan.course))[-1].owner)
 
     # ---- promises ---------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ class Checks:
             folder=self._inputs, method="all", dtype="float32", dropout=0.1, num_steps=8, microbatches=2, trims=False
         )
         one, three = self._trained(case, ONE), self._trained(case, THREE)
-        assert resumed.same_bits(one, three), f"1 node and 3 nodes differ, relative {distance(one, three):.1e}"
+        assert torch_ring.same_bits(one, three), f"1 node and 3 nodes differ, relative {distance(one, three):.1e}"
         return f"1 node = 3 nodes in every bit of {len(one)} tensors after 8 steps"
 
     def hift(self) -> str:
@@ -100,8 +100,8 @@ class Checks:
                 folder=inputs, task=task, method="hift", adapter="full", dtype="float32", num_steps=24, microbatches=2
             )
             runs = [self._trained(case, slices) for slices in (ONE, ONE, THREE)]
-            assert resumed.same_bits(runs[0], runs[1]), f"{model_type}: two runs differ, {distance(*runs[:2]):.1e}"
-            assert resumed.same_bits(runs[0], runs[2]), (
+            assert torch_ring.same_bits(runs[0], runs[1]), f"{model_type}: two runs differ, {distance(*runs[:2]):.1e}"
+            assert torch_ring.same_bits(runs[0], runs[2]), (
                 f"{model_type}: 1 and 3 nodes differ, {distance(*runs[::2]):.1e}"
             )
             found.append(model_type)

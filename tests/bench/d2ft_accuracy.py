@@ -7,19 +7,10 @@ with the other seeds too. Every run is a process of one node with one thread and
 ``--only table``, the tables of all results are written to ``build/bench/d2ft_accuracy.json`` and ``.md``. Exits with 1
 if a target is missed.
 
-======== =========================================================================================================
-part     what is trained; 5 micro-batches of 4 rows, unless it says otherwise
-======== =========================================================================================================
-policies standard (all full), and standard for 60 % of the steps; at 60 % compute, which is 3 of 5 micro-batches full:
-         rotate (two-stage, ties together, the table turned in each pass), together, spread, random, magnitude and
-         magnitude-gradient; rotate with 2 full and 2 forward-only of 5. With ``adapter.config`` full, seq_bn and
-         lora, and with AdamW and momentum
-pairs    Table III: its eight pairs of scores, as rotate, 2 full and 2 forward-only of 5; ``full``, AdamW
-heads    Table V: as rotate, with 1, 2 and more heads a subnet; ``full``, AdamW
-micro    Table VI: as rotate, with 5, 10 and 20 micro-batches of the same batch; ``full``, AdamW
-forward  Table IX: as rotate, 1 full and 0 to 4 forward-only of 5; ``full``, AdamW
-joint    Table X: policy joint, 2 full and 2 forward-only of 5, forward scores times 0.1, 0.2 and 1; ``full``, AdamW
-======== =========================================================================================================
+Policies: standard (all full), and standard for 60 % of the steps; at 60 % compute, which is 3 of 5 micro-batches of 4
+rows full: rotate (two-stage, ties together, the table turned in each pass), together, spread, random, magnitude and
+magnitude-gradient; rotate with 2 full and 2 forward-only of 5. With ``adapter.config`` full, seq_bn and lora, and with
+AdamW and momentum.
 
 Targets: rotate at 60 % at most 1 point below standard with ``full``, 2 points with LoRA and seq_bn, and above every
 other kind of equal compute. Text is MiniLM on sentences of film reviews. Images are five classes of Fashion-MNIST that
@@ -45,9 +36,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from coordinator.cli.demo_files import demo_cache, prepare
-from ringtune.job.job import Job, Model
 from ringtune.storage.durable import write_durably
-from tests.bench.rings import conclude, run_ring, say
+from tests.bench.rings import conclude, run_ring, say, write_job
 
 OUT = Path("build/bench/d2ft_accuracy")
 DATA = OUT / "data"
@@ -76,38 +66,6 @@ POLICIES: dict[str, dict[str, object]] = {
 """The keys of each policy; all but the first and the last have 60 % of the compute of the first."""
 
 EQUAL_COMPUTE = tuple(label for label in POLICIES if label not in ("standard", "rotate", "rotate 2+2"))
-PAIRS = (
-    ("weight-magnitude", "fisher"),
-    ("fisher", "weight-magnitude"),
-    ("weight-magnitude", "gradient-magnitude"),
-    ("gradient-magnitude", "weight-magnitude"),
-    ("fisher", "taylor"),
-    ("taylor", "fisher"),
-    ("weight-magnitude", "taylor"),
-    ("taylor", "weight-magnitude"),
-)
-"""(backward, forward), in the order of the paper."""
-_PARTS: dict[str, dict[str, dict[str, object]]] = {
-    "pairs": {
-        f"{backward} {forward}": {
-            **_TURNED,
-            **_MIXED,
-            "operations.backward_score": backward,
-            "operations.forward_score": forward,
-        }
-        for backward, forward in PAIRS
-    },
-    "micro": {f"{count} micro-batches": {**_TURNED, **_COMPUTE, "train.microbatches": count} for count in (5, 10, 20)},
-    "forward": {
-        f"1 full, {count} forward-only": {**_TURNED, "operations.full": 1, "operations.forward_only": count}
-        for count in range(5)
-    },
-    "joint": {
-        f"joint, scale {scale}": {**_TURNED, **_MIXED, "operations.policy": "joint", "operations.score_scale": scale}
-        for scale in (0.1, 0.2, 1.0)
-    },
-}
-"""The labels of each part that is trained with ``full`` and AdamW alone, and their keys; heads depend on the task."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,43 +76,8 @@ class Task:
     kind: str
     steps: int
     tokens: int
-    heads: tuple[int, ...]
     learning_rates: Mapping[tuple[str, str], tuple[float, ...]]
     files: Callable[[], tuple[Path, Path, Path]]
-
-    def write_job(
-        self,
-        path: Path,
-        *,
-        adapter: str,
-        learning_rate: float,
-        seed: int,
-        steps: int,
-        microbatches: int,
-        more: Mapping[str, object],
-    ) -> Path:
-        """Write the job of one run: everything trains from the first step on, on one thread."""
-        model, train, evaluate = self.files()
-        values: dict[str, object] = {
-            "model.task": self.kind,
-            "data.train": str(train.resolve()),
-            "data.eval": str(evaluate.resolve()),
-            "adapter.config": adapter,
-            "train.method": "all",
-            "train.learning_rate": learning_rate,
-            "train.lr_schedule": "linear",
-            "train.batch_size": BATCH_SIZE,
-            "train.microbatches": microbatches,
-            "train.max_length": self.tokens,
-            "train.local_iterations": 4,
-            "train.max_steps": steps,
-            "train.checkpoint_every": 0,
-            "train.seed": seed,
-            "runtime.threads": 1,
-        }
-        job = Job(model=Model(path=str(model.resolve()))).with_overrides({**values, **more})
-        write_durably(path, job.to_toml().encode())
-        return path.resolve()
 
 
 def sentences() -> tuple[Path, Path, Path]:
@@ -205,7 +128,6 @@ TASKS = {
         kind="sequence-classification",
         steps=120,
         tokens=48,
-        heads=(1, 2, 3),
         learning_rates={
             ("adamw", "full"): (3e-5, 1e-4, 3e-4),
             ("momentum", "full"): (1e-3, 3e-3, 1e-2),
@@ -218,7 +140,6 @@ TASKS = {
         kind="image-classification",
         steps=300,
         tokens=64,
-        heads=(1, 2, 4),
         learning_rates={
             ("adamw", "full"): (3e-4, 1e-3, 3e-3),
             ("momentum", "full"): (1e-2, 3e-2, 1e-1),
@@ -233,7 +154,6 @@ TASKS = {
 class Kind(NamedTuple):
     """What is trained: a task, an adapter, an optimizer, and the keys that ``label`` names in the tables."""
 
-    part: str
     task: str
     adapter: str
     optimizer: str
@@ -253,32 +173,43 @@ class Kind(NamedTuple):
 
     def name(self, rate: float, seed: int) -> str:
         """The name of a run, fit for a file."""
-        words = (self.part, self.task, self.adapter, self.optimizer, self.label, f"{rate:g}", str(seed))
+        words = (self.task, self.adapter, self.optimizer, self.label, f"{rate:g}", str(seed))
         return "-".join(words).replace(" ", "_").replace(",", "")
 
 
 def kinds() -> Iterator[Kind]:
-    """Every kind, policies first."""
+    """Every kind."""
     for task, adapter, optimizer in itertools.product(TASKS, ADAPTERS, OPTIMIZERS):
-        yield from (Kind("policies", task, adapter, optimizer, label, keys) for label, keys in POLICIES.items())
-    for task in TASKS:
-        heads = {f"{count} heads": {**_TURNED, **_COMPUTE, "operations.heads": count} for count in TASKS[task].heads}
-        for part, labels in {**_PARTS, "heads": heads}.items():
-            yield from (Kind(part, task, "full", "adamw", label, keys) for label, keys in labels.items())
+        yield from (Kind(task, adapter, optimizer, label, keys) for label, keys in POLICIES.items())
 
 
 def train(kind: Kind, rate: float, seed: int, steps: int) -> dict[str, Any]:
     """Train and evaluate; returns the result."""
     folder, began_s = OUT / "work" / kind.name(rate, seed), time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
-    job = TASKS[kind.task].write_job(
+    task = TASKS[kind.task]
+    model, rows, held_out = task.files()
+    more: dict[str, object] = {
+        "model.task": task.kind,
+        "data.eval": str(held_out.resolve()),
+        "adapter.config": ADAPTERS[kind.adapter],
+        "train.optimizer": kind.optimizer,
+        "train.learning_rate": rate,
+        "train.lr_schedule": "linear",
+        "train.batch_size": BATCH_SIZE,
+        "train.local_iterations": 4,
+        "train.seed": seed,
+        **kind.keys,
+    }
+    job = write_job(
         folder / "job.toml",
-        adapter=ADAPTERS[kind.adapter],
-        learning_rate=rate,
-        seed=seed,
+        model=model,
+        train=rows,
         steps=steps,
+        method="all",
         microbatches=_MICROBATCHES,
-        more={"train.optimizer": kind.optimizer, **kind.keys},
+        tokens=task.tokens,
+        more=more,
     )
     report = run_ring(job, folder / "run", nodes=1).report
     shutil.rmtree(folder)
@@ -303,17 +234,6 @@ def keep_result(path: Path, train: Callable[[], Mapping[str, Any]]) -> None:
         say(f"{path.stem}: {result['accuracy']:.4f} in {result['seconds']:.0f} s")
 
 
-def conclude_table(
-    out: Path, results: Sequence[Mapping[str, Any]], table: str, missed: Sequence[str], *, is_tried_out: bool
-) -> int:
-    """Print a table, and write it and all results unless runs were short; return the exit code."""
-    say(table)
-    if is_tried_out:
-        return 0
-    write_durably(out.with_suffix(".md"), table.encode())
-    return conclude(out.with_suffix(".json"), {"runs": results}, missed)
-
-
 def results_of(folder: Path) -> list[dict[str, Any]]:
     """Every result that was kept, by name."""
     return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
@@ -328,20 +248,20 @@ def spread_text(values: Sequence[float]) -> str:
 
 Column = tuple[str, str, str]
 """Task, optimizer, adapter."""
-Groups = dict[tuple[str, Column, str], list[float]]
+Groups = dict[tuple[Column, str], list[float]]
 
 
 def at_best(results: Sequence[Mapping[str, Any]]) -> Groups:
-    """Accuracies at the best rate of the first seed, by (part, column, label)."""
-    by_kind: dict[tuple[str, Column, str], list[Mapping[str, Any]]] = {}
+    """Accuracies at the best rate of the first seed, by (column, label)."""
+    by_kind: dict[tuple[Column, str], list[Mapping[str, Any]]] = {}
     for result in results:
         column = (result["task"], result["optimizer"], result["adapter"])
-        by_kind.setdefault((result["part"], column, result["label"]), []).append(result)
-    found: Groups = {}
-    for key, runs in by_kind.items():
-        best = best_rate(runs)
-        found[key] = [run["accuracy"] for run in runs if run["rate"] == best]
-    return found
+        by_kind.setdefault((column, result["label"]), []).append(result)
+    return {
+        key: [run["accuracy"] for run in runs if run["rate"] == best]
+        for key, runs in by_kind.items()
+        for best in [best_rate(runs)]
+    }
 
 
 def best_rate(runs: Sequence[Mapping[str, Any]]) -> float | None:
@@ -351,23 +271,18 @@ def best_rate(runs: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def table_text(groups: Groups) -> str:
-    """Write the results as tables in Markdown: for each part and task a row for each label."""
+    """Write the results as a table in Markdown for each task, with a row for each policy."""
     parts = []
-    for part, task in itertools.product(dict.fromkeys(part for part, _, _ in groups), TASKS):
-        columns = list(dict.fromkeys(column for name, column, _ in groups if (name, column[0]) == (part, task)))
-        labels = list(dict.fromkeys(label for name, column, label in groups if name == part and column in columns))
-        order = {kind.label: place for place, kind in enumerate(kinds())}
-        lines = [
-            [
-                label,
-                *(spread_text(values) if (values := groups.get((part, column, label))) else "-" for column in columns),
-            ]
-            for label in sorted(labels, key=lambda label: order.get(label, len(order)))
-        ]
-        if lines:
-            titles = [part, *(f"{adapter}, {optimizer}" for _, optimizer, adapter in columns)]
-            table = "\n".join("| " + " | ".join(line) + " |" for line in (titles, ["---"] * len(titles), *lines))
-            parts.append(f"{TASKS[task].title}\n\n{table}\n")
+    for task in TASKS:
+        columns = list(dict.fromkeys(column for column, _ in groups if column[0] == task))
+        if not columns:
+            continue
+        lines = [["", *(f"{adapter}, {optimizer}" for _, optimizer, adapter in columns)], ["---"] * (len(columns) + 1)]
+        for label in POLICIES:
+            values = [groups.get((column, label)) for column in columns]
+            lines.append([label, *(spread_text(each) if each else "-" for each in values)])
+        table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        parts.append(f"{TASKS[task].title}\n\n{table}\n")
     return "\n".join(parts)
 
 
@@ -376,7 +291,7 @@ def misses(groups: Groups) -> list[str]:
     found = []
     for column in itertools.product(TASKS, OPTIMIZERS, ADAPTERS):
         name, labels = ", ".join(column), ("standard", "rotate", *EQUAL_COMPUTE)
-        values = {label: groups.get(("policies", column, label), []) for label in labels}
+        values = {label: groups.get((column, label), []) for label in labels}
         if missing := [label for label, each in values.items() if len(each) < len(SEEDS)]:
             found.append(f"{name}: not measured with all seeds: {', '.join(missing)}")
             continue
@@ -393,15 +308,15 @@ def misses(groups: Groups) -> list[str]:
 
 
 def wanted(words: Sequence[str]) -> list[Kind]:
-    """The kinds that have every word: a part, a task, an adapter, an optimizer, a label."""
-    return [kind for kind in kinds() if all(word in kind[:5] for word in words)]
+    """The kinds that have every word: a task, an adapter, an optimizer, a label."""
+    return [kind for kind in kinds() if all(word in kind[:4] for word in words)]
 
 
 def rates_of(kind: Kind, seed: int, results: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
     """The rates of a kind to train with a seed: all with the first one, then the best of them."""
     if seed == SEEDS[0]:
         return kind.rates
-    own = [run for run in results if tuple(run[name] for name in Kind._fields[:5]) == kind[:5]]
+    own = [run for run in results if tuple(run[name] for name in Kind._fields[:4]) == kind[:4]]
     best = best_rate(own)
     return (best,) if best is not None else ()
 
@@ -409,7 +324,7 @@ def rates_of(kind: Kind, seed: int, results: Sequence[Mapping[str, Any]]) -> tup
 def main() -> int:
     """Train what has no result yet; write and judge all results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    known = list(dict.fromkeys(word for kind in kinds() for word in kind[:5]))
+    known = list(dict.fromkeys(word for kind in kinds() for word in kind[:4]))
     parser.add_argument(
         "--only", nargs="*", default=[], choices=[*known, "table"], help="kinds with all of these words"
     )
@@ -425,7 +340,12 @@ def main() -> int:
                 keep_result(path, functools.partial(train, kind, rate, seed, steps))
     results = results_of(folder)
     groups = at_best(results)
-    return conclude_table(OUT, results, table_text(groups), misses(groups), is_tried_out=options.steps > 0)
+    table = table_text(groups)
+    say(table)
+    if options.steps:
+        return 0
+    write_durably(OUT.with_suffix(".md"), table.encode())
+    return conclude(OUT.with_suffix(".json"), {"runs": results}, misses(groups))
 
 
 if __name__ == "__main__":

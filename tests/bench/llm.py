@@ -32,7 +32,7 @@ from deploy.testbed.capabilities import MissingCapability
 from docs.examples.shakespeare.prepare import prepare
 from ringtune.job.job import load_job
 from ringtune.storage.durable import write_durably
-from tests.bench.memory_boards import EIGHT_BILLION, MAX_ERROR, Case, boards, compared_boards, llama, report_of, train
+from tests.bench.memory import EIGHT_BILLION, MAX_ERROR, Case, boards, compared_boards, llama, report_of, train
 from tests.bench.rings import Figures, conclude, machine, missed, run_plain, run_ring, say, write_job
 
 OUT: Final = Path("build/bench")

@@ -20,8 +20,7 @@ from pathlib import Path
 
 from tests.bench.trust import Case, carry_out_part, read_options
 from tests.support.board_ring import LEASE_S, STEPS
-from tests.support.outcomes import Matrix, Outcome, Row, board_matrix
-from tests.support.strikes import STRIKES
+from tests.support.outcomes import STRIKES, Matrix, Outcome, Row, board_matrix
 
 SHORT_S, LONG_S = 0.4 * LEASE_S, 1.8 * LEASE_S
 KNOWN_S = LEASE_S + 3.0

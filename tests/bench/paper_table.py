@@ -1,8 +1,8 @@
 """RingAda's Table I on the virtual clock: Single, PipeAdapter and RingAda on four equal boards, per depth and in total.
 
-``python -m tests.bench.paper_table`` measures one node with a model of mBERT's shape, takes four such boards at
-``SPEED`` of this machine's core, joined by links of ``RATE``, and predicts 700 steps of 16 rows of 128 tokens, one
-more block every 40 steps. No number comes from the paper or is fitted to it.
+Parts ``paper`` and ``stages`` of ``make bench-sim``. One node with a model of mBERT's shape is measured, four such
+boards at ``SPEED`` of this machine's core are joined by links of ``RATE``, and 700 steps of 16 rows of 128 tokens are
+predicted, one more block every 40 steps. No number comes from the paper or is fitted to it.
 
 The paper gives seconds to convergence, and for that different numbers of epochs; per epoch its ratios are others.
 Steps are equal here, so what compares is its time per epoch: 3.32x over Single and 1.48x over PipeAdapter.
@@ -11,7 +11,7 @@ Memory is compared at equal numbers of micro-batches, because Single with more o
 PipeAdapter fills and drains its pipeline in every turn of ``LOCAL_ITERATIONS`` steps, as rounds ask for; the run
 ``pipeadapter-undrained`` has one owner and one turn, which is the most that a stale pipeline can be worth.
 
-``--stages`` lets the planner place RingAda's 700 steps on these boards twice: with memory for everything, and with 5 %
+In ``stages`` the planner places RingAda's 700 steps on these boards twice: with memory for everything, and with 5 %
 less than any board needs that hosts all blocks. The first one runs again with rows that come twice, with and without a
 cache of hidden states. All methods have their best number of micro-batches up to 16, with the costs of small ones as
 measured. The ideal stale pipeline is the work of the busiest board alone: it never waits for a tensor and is never
@@ -20,7 +20,6 @@ drained.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import json
@@ -192,19 +191,6 @@ def _ratios(over: Mapping[int, float], under: Mapping[int, float]) -> dict[int, 
     return {key: over[key] / under[key] for key in sorted(under)}
 
 
-def lines(figures: Mapping[str, Any]) -> list[str]:
-    """The table for people."""
-    runs = figures["runs"]
-    depths = sorted(runs["single-1"]["by_depth_s"])
-    heads = " ".join(f"d={d:<5}" for d in depths)
-    text = [f"{'run':<22}  total s  bubble  memory MB (touched / resident)  {heads}"]
-    for name, row in runs.items():
-        by_depth = " ".join(f"{row['by_depth_s'][d]:<7.0f}" for d in depths)
-        memory = f"{row['memory_touched_bytes'] / 1e6:8.0f} / {row['memory_resident_bytes'] / 1e6:<8.0f}"
-        text.append(f"{name:<22} {row['total_s']:8.0f} {row['bubble_share']:7.2f}  {memory:<31} {by_depth}")
-    return text
-
-
 STAGES_SHOWN = (
     "speedup_over_single",
     "speedup_over_ideal_stale",
@@ -295,34 +281,3 @@ def _row(found: Prediction) -> dict[str, Any]:
         "fullest_bytes": max(node.peak_memory_bytes for node in found.nodes),
         "needed_bytes": max(node.needed_bytes for node in found.nodes),
     }
-
-
-def stages_lines(figures: Mapping[str, Any]) -> list[str]:
-    """The table for people."""
-    rows = {**figures["runs"], **{name: figures[name] for name in ("planned", "tight", "uncached", "cached")}}
-    text = [f"{'run':<16} total s  busiest s  bubble  fullest MB"]
-    for name, row in rows.items():
-        text.append(
-            f"{name:<16} {row['total_s']:7.0f}  {row['busiest_s']:9.0f}  {row['bubble_share']:6.2f}  "
-            f"{row['fullest_bytes'] / 1e6:10.0f}  {row.get('stages', '')}"
-        )
-    return text
-
-
-def main() -> None:
-    """Measure, predict, print, write ``build/bench/paper/table.json``; with ``--stages`` ``stages.json``."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--stages", action="store_true", help="what the planner's stages are worth, instead")
-    if parser.parse_args().stages:
-        figures = stages_table(measure(), job_of())
-        name, shown, text = "stages", list(STAGES_SHOWN), stages_lines(figures)
-    else:
-        figures = table(measure())
-        name, shown, text = "table", list(SHOWN), lines(figures)
-    OUT.mkdir(parents=True, exist_ok=True)
-    (OUT / f"{name}.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    print("\n".join([*text, *(f"{key}: {figures[key]:.3f}" for key in shown)]))  # noqa: T201
-
-
-if __name__ == "__main__":
-    main()

@@ -38,12 +38,12 @@ from coordinator.cli.demo_files import demo_cache, prepare
 from coordinator.planner.make_plan import make_plan
 from deploy.testbed import groups
 from deploy.testbed.boards import Board, Layout
-from deploy.testbed.capabilities import find_capabilities
+from deploy.testbed.capabilities import MissingCapability, find_capabilities
 from ringtune.costs.profile import Profile
 from ringtune.job.job import load_job
 from sim.prediction import predict
 from tests.bench.rings import conclude, say, write_job
-from tests.bench.testbed_runs import ON_BOARDS, Bed, MissingCapability, boards_of, on_boards, read_profile, set_rate
+from tests.bench.testbed_runs import ON_BOARDS, Bed, boards_of, on_boards, read_profile, set_rate
 
 OUT = Path("build/bench")
 METHODS = ("ringada", "pipeadapter", "single")

@@ -1,10 +1,6 @@
 """``make bench-sim``: what the simulator and the planner are worth. Writes ``build/bench/sim.json`` anew.
 
 ============================= ============================================================ =============
-ringada_time_error            predicted over measured wall time of a run of at least 60 s  <= 0.05
-                              on four unequal boards, less one; median of the repeats
-pipeadapter_time_error        the same                                                     <= 0.08
-single_time_error             the same                                                     <= 0.08
 actions_per_s                 compute actions a second of the simulator on one core        >= 100,000
 even_speedup_over_single      RingAda's best number of micro-batches over Single's, equal  >= 2.85
                               steps, whole schedule, four equal boards, mBERT's shape,
@@ -36,8 +32,7 @@ plan_64x96_s                  seconds to plan 64 nodes and 96 blocks            
 ============================= ============================================================ =============
 
 Where the testbed can't be built (no root, no namespaces), the reason stands in the place of a figure. The testbed's
-part takes some 30 minutes of a quiet machine; ``--quick`` makes its runs short, and says so in the file. Exits with 1
-if a target was missed or could not be measured.
+part takes some 30 minutes of a quiet machine. Exits with 1 if a target was missed or could not be measured.
 """
 
 from __future__ import annotations
@@ -50,21 +45,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from coordinator.cli.demo_files import demo_cache, prepare
+from deploy.testbed.capabilities import MissingCapability
 from sim.prediction import predict
 from tests.bench import paper_table, planner, testbed_runs
 from tests.bench.rings import TOKENS, Figures, machine, missed, write_model, write_rows
 
 OUT = Path("build/bench")
-REPEATS = 3
-STEPS = {"ringada": 105, "pipeadapter": 60, "single": 45}
-QUICK_STEPS = {"ringada": 16, "pipeadapter": 12, "single": 8}
 CONFIRMED_DEPTHS = (1, 6, 12)
 SHORT_TOKENS = 32
 MINILM_TOKENS = 64
 TARGETS: dict[str, tuple[str, float]] = {
-    "ringada_time_error": ("<=", 0.05),
-    "pipeadapter_time_error": ("<=", 0.08),
-    "single_time_error": ("<=", 0.08),
     "actions_per_s": (">=", 100_000),
     "even_speedup_over_single": (">=", 2.85),
     "speedup_over_single": (">=", 4.1),
@@ -81,10 +71,10 @@ TARGETS: dict[str, tuple[str, float]] = {
     "plan_64x96_s": ("<=", 5.0),
 }
 
-Part = Callable[[Figures], Figures]
+Part = Callable[[], Figures]
 
 
-def actions_per_s(figures: Figures) -> Figures:
+def actions_per_s() -> Figures:
     """Compute actions a second of a whole prediction of the paper's run, the best of three."""
     profile = paper_table.four_boards(paper_table.measure())
     plan = paper_table.plan_of("ringada", 8)
@@ -96,28 +86,19 @@ def actions_per_s(figures: Figures) -> Figures:
     return {"actions_per_s": max(rates), "actions_per_s_samples": rates}
 
 
-def paper(figures: Figures) -> Figures:
+def paper() -> Figures:
     """The paper's table on the virtual clock."""
     found = paper_table.table(paper_table.measure())
     return {name: found[name] for name in paper_table.SHOWN} | {"paper_table": found}
 
 
-def stages(figures: Figures) -> Figures:
+def stages() -> Figures:
     """What the planner's stages are worth on the same boards."""
     found = paper_table.stages_table(paper_table.measure(), paper_table.job_of())
     return {name: found[name] for name in paper_table.STAGES_SHOWN} | {"stages_table": found}
 
 
-def times(figures: Figures, *, steps: dict[str, int], repeats: int) -> Figures:
-    """Predicted against measured on unequal boards."""
-    workspace = prepare(OUT / "testbed" / "demo", demo_cache())
-    train = workspace.job.with_name("train.csv")
-    return testbed_runs.time_errors(
-        OUT / "testbed" / "times", model=workspace.model, train=train, steps=steps, repeats=repeats
-    )
-
-
-def microbatches(figures: Figures) -> Figures:
+def microbatches() -> Figures:
     """4 micro-batches over 1: MiniLM over slow links, and a large model with short rows over fast ones."""
     workspace, folder = prepare(OUT / "testbed" / "demo", demo_cache()), paper_table.OUT
     asked = testbed_runs.microbatch_speedup(
@@ -144,30 +125,7 @@ def microbatches(figures: Figures) -> Figures:
     }
 
 
-def planned_boards(figures: Figures) -> Figures:
-    """What the planner gains on the testbed."""
-    workspace = prepare(OUT / "testbed" / "demo", demo_cache())
-    train = workspace.job.with_name("train.csv")
-    return testbed_runs.planner_over_even(OUT / "testbed" / "planned", model=workspace.model, train=train)
-
-
-def depths(figures: Figures) -> Figures:
-    """Three depths of the paper's run on the testbed."""
-    folder = paper_table.OUT
-    best = str(figures.get("paper_table", {}).get("best", {}).get("ringada", "ringada-8"))
-    found = testbed_runs.depths_on_boards(
-        OUT / "testbed" / "depths",
-        model=write_model(folder / "model"),
-        train=write_rows(folder / "train.csv"),
-        depths=CONFIRMED_DEPTHS,
-        steps_each=5,
-        tokens=TOKENS,
-        microbatches=int(best.rsplit("-", 1)[1]),
-    )
-    return {"confirmed_depths": found}
-
-
-def staged_boards(figures: Figures) -> Figures:
+def staged_boards() -> Figures:
     """What the planner's stages gain on the testbed, where boards hold the model."""
     folder = paper_table.OUT
     found = testbed_runs.stages_on_boards(
@@ -186,7 +144,7 @@ def staged_boards(figures: Figures) -> Figures:
     }
 
 
-def slowed_board(figures: Figures) -> Figures:
+def slowed_board() -> Figures:
     """What replanning gains when a board slows to half in mid-run."""
     workspace = prepare(OUT / "testbed" / "demo", demo_cache())
     train = workspace.job.with_name("train.csv")
@@ -194,7 +152,7 @@ def slowed_board(figures: Figures) -> Figures:
     return {"share_of_predicted_gain": found["share_of_predicted_gain"], "slowed_board": found}
 
 
-def slowed_link(figures: Figures) -> Figures:
+def slowed_link() -> Figures:
     """What replanning gains when the link of a board slows to a fifth in mid-run."""
     workspace = prepare(OUT / "testbed" / "demo", demo_cache())
     train = workspace.job.with_name("train.csv")
@@ -203,7 +161,7 @@ def slowed_link(figures: Figures) -> Figures:
     return {"slowed_link_share_of_predicted_gain": found["share_of_predicted_gain"], "slowed_link": found}
 
 
-def planning(figures: Figures) -> Figures:
+def planning() -> Figures:
     """The planner's figures."""
     options = argparse.Namespace(long_s=60.0, rings=1)
     over_even, large = planner.over_even(options), planner.large(options)
@@ -214,48 +172,37 @@ def planning(figures: Figures) -> Figures:
     }
 
 
-def parts_of(steps: dict[str, int], repeats: int) -> dict[str, tuple[Part, tuple[str, ...]]]:
-    """What is measured, by name: how, and the figures that it gives."""
-    return {
-        "actions": (actions_per_s, ("actions_per_s",)),
-        "paper": (paper, paper_table.SHOWN),
-        "stages": (stages, paper_table.STAGES_SHOWN),
-        "planning": (planning, ("planner_over_even", "plan_64x96_s")),
-        "times": (
-            lambda figures: times(figures, steps=steps, repeats=repeats),
-            ("ringada_time_error", "pipeadapter_time_error", "single_time_error"),
-        ),
-        "microbatches": (
-            microbatches,
-            tuple(
-                f"{name}_speedup_{kind}" for name in ("microbatch", "short_rows") for kind in ("simulated", "measured")
-            ),
-        ),
-        "depths": (depths, ("confirmed_depths",)),
-        "staged": (staged_boards, ("stages_gain_measured", "stages_gain_error")),
-        "slowed": (slowed_board, ("share_of_predicted_gain",)),
-        "slowed-link": (slowed_link, ("slowed_link_share_of_predicted_gain",)),
-        "planned": (planned_boards, ("planner_over_even_on_boards",)),
-    }
+PARTS: dict[str, tuple[Part, tuple[str, ...]]] = {
+    "actions": (actions_per_s, ("actions_per_s",)),
+    "paper": (paper, paper_table.SHOWN),
+    "stages": (stages, paper_table.STAGES_SHOWN),
+    "planning": (planning, ("planner_over_even", "plan_64x96_s")),
+    "microbatches": (
+        microbatches,
+        tuple(f"{name}_speedup_{kind}" for name in ("microbatch", "short_rows") for kind in ("simulated", "measured")),
+    ),
+    "staged": (staged_boards, ("stages_gain_measured", "stages_gain_error")),
+    "slowed": (slowed_board, ("share_of_predicted_gain",)),
+    "slowed-link": (slowed_link, ("slowed_link_share_of_predicted_gain",)),
+}
+"""What is measured, by name: how, and the figures that it gives."""
 
 
 def main() -> int:
     """Measure part by part; 1 if a target was missed, or could not be measured."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--quick", action="store_true", help="short runs on the testbed")
-    parser.add_argument("--only", nargs="*", default=[], help="names of parts")
+    parser.add_argument("--only", nargs="*", default=[], choices=PARTS, help="parts")
     options = parser.parse_args()
-    steps, repeats = (QUICK_STEPS, 1) if options.quick else (STEPS, REPEATS)
     OUT.mkdir(parents=True, exist_ok=True)
     path = OUT / ("sim.json" if not options.only else f"sim-{'-'.join(options.only)}.json")
     path.unlink(missing_ok=True)
-    figures: Figures = {"quick": options.quick, "machine": machine()}
-    for name, (part, keys) in parts_of(steps, repeats).items():
+    figures: Figures = {"machine": machine()}
+    for name, (part, keys) in PARTS.items():
         if options.only and name not in options.only:
             continue
         try:
-            figures |= part(figures)
-        except testbed_runs.MissingCapability as why:
+            figures |= part()
+        except MissingCapability as why:
             figures |= dict.fromkeys(keys, f"not measured: {why}")
         path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
         for key in keys:

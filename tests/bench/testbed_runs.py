@@ -4,16 +4,14 @@ Boards are network namespaces with a quota of processor time and shaped links (`
 taken inside the same limits, all boards measuring at once; then each method is trained, and the very plan of the run
 is predicted from that profile. Measured is the time from the first action to the end of the last one.
 
-``depths_on_boards`` holds RingAda at some depths on four equal boards. ``stages_on_boards`` trains the same short
+``stages_on_boards`` trains the same short
 schedule twice, from one profile: on the planner's stages, and on the best ring in which each block has one host. What
 is compared is the gain of the first over the second.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import statistics
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -24,8 +22,8 @@ from typing import Any
 
 from coordinator.planner.replicas import layout_text
 from deploy.testbed.agents import AgentSetup
-from deploy.testbed.boards import Board, Layout, load_layout
-from deploy.testbed.capabilities import MissingCapability, find_capabilities
+from deploy.testbed.boards import Board, Layout
+from deploy.testbed.capabilities import find_capabilities
 from deploy.testbed.network import UPLINK, shaping_commands
 from deploy.testbed.processes import call
 from deploy.testbed.testbed import Testbed
@@ -34,37 +32,35 @@ from ringtune.schedule.plan import Plan
 from sim.prediction import Prediction, predict
 from tests.bench.rings import say, write_job
 
-UNEQUAL = Path("deploy/testbed/boards.toml")
 RUN_S = 1200.0
-FIRST_SHARE = 4
-PLANNED_BOARDS = (
-    ((0.5, 0.4, 0.3, 0.25), (100.0, 50.0, 100.0, 30.0)),
-    ((0.15, 0.6, 0.15, 0.6), (100.0, 100.0, 100.0, 100.0)),
-    ((0.5, 0.2, 0.5, 0.3), (100.0, 100.0, 50.0, 100.0)),
-)
-BLOCK_TIMES = ("block_forward_s", "block_graph_s", "block_backward_s")
 ON_BOARDS = {"runtime.lease_s": 30.0}
 EVERY_15 = ON_BOARDS | {"unfreeze.every_steps": 15}
 
 Figures = dict[str, Any]
 
 
-def equal_boards(*, mbit_per_s: float) -> Layout:
-    """Four boards that are the same."""
-    rate = mbit_per_s * 1e6 / 8
+def boards_of(
+    cpu_cores: Sequence[float], mbit_per_s: Sequence[float], *, name: str = "rtpl", memory_bytes: int = 1 << 30
+) -> Layout:
+    """Boards with these cores and links."""
     return Layout(
         boards=tuple(
             Board(
                 name=f"board-{index}",
-                cpu_cores=0.4,
-                memory_bytes=3 << 30,
-                up_bytes_per_s=rate,
-                down_bytes_per_s=rate,
+                cpu_cores=cores,
+                memory_bytes=memory_bytes,
+                up_bytes_per_s=mbit * 1e6 / 8,
+                down_bytes_per_s=mbit * 1e6 / 8,
             )
-            for index in range(4)
+            for index, (cores, mbit) in enumerate(zip(cpu_cores, mbit_per_s, strict=True))
         ),
-        name="rteq",
+        name=name,
     )
+
+
+def equal_boards(*, mbit_per_s: float) -> Layout:
+    """Four boards that are the same."""
+    return boards_of((0.4,) * 4, (mbit_per_s,) * 4, name="rteq", memory_bytes=3 << 30)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,38 +173,6 @@ def step_ends_s(folder: Path) -> dict[int, float]:
     return ends_s
 
 
-def time_errors(folder: Path, *, model: Path, train: Path, steps: dict[str, int], repeats: int) -> Figures:
-    """Each method on four unequal boards, several times: errors of the predicted wall time.
-
-    The first run of a method is short and predicted from ``ringtune measure``; its error is given beside. Each
-    further one is predicted from the profile that the run before left in its folder: measured, and corrected by what
-    the boards did in it with their neighbours busy.
-    """
-    found: dict[str, list[Timed]] = {method: [] for method in steps}
-    with on_boards(load_layout(UNEQUAL), folder, train) as bed:
-        job = write_job(folder / "measure.toml", model=model, train=train, steps=10, more=EVERY_15)
-        profiles = dict.fromkeys(steps, bed.measure(job))
-        for repeat in range(repeats + 1):
-            for method, count in steps.items():
-                count = count if repeat else max(1, count // FIRST_SHARE)
-                job = write_job(
-                    folder / f"{method}.toml", model=model, train=train, method=method, steps=count, more=EVERY_15
-                )
-                timed = bed.timed(job, profiles[method], f"{method}-{repeat}")
-                profiles[method] = timed.folder / "profile.json"
-                found[method].append(timed)
-                say(f"{method}: measured {timed.measured_s:.1f} s, predicted {timed.predicted.wall_s:.1f} s")
-    result: Figures = {}
-    for method, (first, *runs) in found.items():
-        errors = [run.error for run in runs]
-        result[f"{method}_time_error"] = statistics.median(abs(error) for error in errors)
-        result[f"{method}_time_errors"] = errors
-        result[f"{method}_measured_s"] = [run.measured_s for run in runs]
-        result[f"{method}_first_time_error"] = first.error
-        result[f"{method}_first_measured_s"] = first.measured_s
-    return result
-
-
 def microbatch_speedup(
     folder: Path, *, model: Path, train: Path, tokens: int, mbit_per_s: float, steps: int
 ) -> Figures:
@@ -235,67 +199,6 @@ def microbatch_speedup(
     return figures
 
 
-def boards_of(cpu_cores: Sequence[float], mbit_per_s: Sequence[float]) -> Layout:
-    """Boards with these cores and links."""
-    return Layout(
-        boards=tuple(
-            Board(
-                name=f"board-{index}",
-                cpu_cores=cores,
-                memory_bytes=1 << 30,
-                up_bytes_per_s=mbit * 1e6 / 8,
-                down_bytes_per_s=mbit * 1e6 / 8,
-            )
-            for index, (cores, mbit) in enumerate(zip(cpu_cores, mbit_per_s, strict=True))
-        ),
-        name="rtpl",
-    )
-
-
-def planner_over_even(folder: Path, *, model: Path, train: Path) -> Figures:
-    """Three rings of unequal boards: an even split in name order over the planner's plan, measured and predicted.
-
-    The even split is what the planner makes of a profile in which all boards are alike and links cost nothing.
-    """
-    rows = []
-    for number, (cores, mbit) in enumerate(PLANNED_BOARDS):
-        place = folder / f"ring-{number}"
-        with on_boards(boards_of(cores, mbit), place, train) as bed:
-            job = write_job(
-                place / "ring.toml",
-                model=model,
-                train=train,
-                steps=16,
-                more=ON_BOARDS | {"unfreeze.every_steps": 2},
-            )
-            profile_file = bed.measure(job)
-            profile = read_profile(profile_file)
-            alike = place / "alike.json"
-            like = profile.nodes[0]
-            nodes = tuple(
-                dataclasses.replace(
-                    node, **{name: getattr(like, name) for name in ("hardware", "work_times", *BLOCK_TIMES)}
-                )
-                for node in profile.nodes
-            )
-            alike.write_text(json.dumps(Profile(nodes=nodes).to_json()), encoding="utf-8")
-            planned = bed.timed(job, profile_file, "planned")
-            even_folder = bed.train(job, alike, "even")
-            even_plan = Plan.from_json(json.loads((even_folder / "plan.json").read_text(encoding="utf-8")))
-        row = {
-            "cores": cores,
-            "mbit_per_s": mbit,
-            "measured": measured_s(even_folder) / planned.measured_s,
-            "predicted": predict(even_plan, profile).wall_s / planned.predicted.wall_s,
-        }
-        say(f"even over planned, {cores} cores: measured {row['measured']:.2f}, predicted {row['predicted']:.2f}")
-        rows.append(row)
-    return {"planner_over_even_on_boards": rows}
-
-
-__all__ = ["MissingCapability", "microbatch_speedup", "on_boards", "time_errors"]
-
-
 Spans = dict[int, tuple[int, int]]
 """Depth -> first of the steps that are measured there, and one past the last."""
 
@@ -316,26 +219,6 @@ def schedule_of(depths: Sequence[int], steps_each: int) -> tuple[list[int], Span
         spans[wanted] = (step + 1, step + 1 + steps_each)
         step += 1 + steps_each
     return at, spans, step + 1
-
-
-def depths_on_boards(
-    folder: Path, *, model: Path, train: Path, depths: Sequence[int], steps_each: int, tokens: int, microbatches: int
-) -> Figures:
-    """RingAda held at some depths for a while on four equal boards: seconds of a step, measured and predicted."""
-    at, spans, steps = schedule_of(depths, steps_each)
-    with on_boards(equal_boards(mbit_per_s=1000), folder, train) as bed:
-        more: dict[str, Any] = ON_BOARDS | {"unfreeze.at": at}
-        job = write_job(
-            folder / "depths.toml",
-            model=model,
-            train=train,
-            steps=steps,
-            microbatches=microbatches,
-            tokens=tokens,
-            more=more | {"placement.replicas": "never"},
-        )
-        timed = bed.timed(job, bed.measure(job), "depths")
-    return {"depths": _rows(timed, spans), "error": timed.error, "measured_s": timed.measured_s}
 
 
 def stages_on_boards(

@@ -12,8 +12,7 @@ from tests.bench import d2ft_accuracy, paper_table
 from tests.bench.outcomes import ROWS
 from tests.support.board_ring import COORDINATOR, NAMES
 from tests.support.cases import cases
-from tests.support.outcomes import Outcome
-from tests.support.strikes import STRIKES
+from tests.support.outcomes import STRIKES, Outcome
 from tests.support.trials import differences
 
 BENCHES = sorted(

@@ -12,8 +12,7 @@ import pytest
 
 from deploy.testbed.capabilities import find_capabilities
 from tests.bench.outcomes import ROWS, STRIKE_AT
-from tests.support.outcomes import Matrix, Row, board_matrix
-from tests.support.strikes import STRIKES
+from tests.support.outcomes import STRIKES, Matrix, Row, board_matrix
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(900)]
 

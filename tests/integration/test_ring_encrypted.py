@@ -21,6 +21,7 @@ from ringtune.transport.identity import read_identity
 from ringtune.transport.parties import VARIABLE, Party, node_party
 from ringtune.transport.speaker import speaker, speaking_as
 from ringtune.v1 import control_pb2
+from tests.integration.test_cli_eval import JOB
 from tests.support.audit_trails import checked
 from tests.support.cluster import RUN_S, Cluster, Outcome
 from tests.support.processes import run_ringtune
@@ -147,21 +148,6 @@ def test_ring_encrypted_goes_on_without_a_host_that_is_killed(tmp_path: Path) ->
         cluster.wait_exit("node-2")
         assert_trained(cluster, job, outcome)
         assert [line["lost"] for line in outcome.of_kind("recovery")] == [["node-2"]]
-
-
-JOB = """
-[model]
-path = "{model}"
-[train]
-learning_rate = 0.01
-batch_size = 8
-microbatches = 2
-max_length = 16
-local_iterations = 4
-rounds = 1
-[unfreeze]
-every_steps = 3
-"""
 
 
 @pytest.mark.thorough

@@ -17,8 +17,8 @@ from coordinator.web.completions import Completions, make_app
 from edge.runtime.text_process import TextModel
 from ringtune.transport.page_access import Guard
 from tests.support import chat_models
-from tests.support.lora_runs import lora_run
 from tests.support.typed import run_alone
+from tests.support.whole_models import lora_run
 
 
 class Lent:

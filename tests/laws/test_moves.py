@@ -16,8 +16,7 @@ from tests.features.models import INVERTIBLE, OWN_WEIGHTS
 from tests.features.offload import WITH_HELPERS
 from tests.features.operations import CHOICES, TABLES
 from tests.support.moves import moving, random_slices
-from tests.support.resumed import same_bits
-from tests.support.torch_ring import distance
+from tests.support.torch_ring import distance, same_bits
 
 NODES = ("a", "b", "c", "d", "e")
 HELPED = [one for one in WITH_HELPERS if one.changes.get("local_iterations", 2) < one.changes.get("num_steps", 4)]

@@ -17,9 +17,8 @@ from tests.features.methods import DRAWN, UNFREEZING
 from tests.features.models import FAMILY, PACKED
 from tests.features.offload import COMPUTE_HELPERS, INTERVALS, OVERLAP
 from tests.features.operations import CHOICES, COMPUTE_OPERATIONS, SUBNETS, TABLES
-from tests.support.resumed import same_bits
 from tests.support.tiny_families import DECODERS
-from tests.support.torch_ring import distance, reference_of
+from tests.support.torch_ring import distance, reference_of, same_bits
 
 MASKED = re.compile(f"family/(?!vit|{'|'.join(DECODERS)}).*")
 """Padding comes after a row's tokens, and a decoder never looks at what comes later."""

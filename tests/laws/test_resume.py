@@ -31,8 +31,7 @@ from tests.features.offload import USERS_WITHOUT_BLOCKS, WITH_HELPERS
 from tests.support.hift_reference import tensors_of, train_hift
 from tests.support.moves import with_slices
 from tests.support.reference import turns_as_written
-from tests.support.resumed import same_bits
-from tests.support.torch_ring import TorchCarrier, distance
+from tests.support.torch_ring import TorchCarrier, distance, same_bits
 
 RUN = "r20260101-000000-00000000"
 CHECKPOINTS = [feature for feature in ALL if feature.changes.get("checkpoint_every", 4)]

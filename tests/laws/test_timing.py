@@ -9,7 +9,7 @@ from tests.features.catalog import ALL
 from tests.features.feature import Feature, carry_out, each_technique, run_of
 from tests.features.methods import DRAWN
 from tests.support.plans import changed
-from tests.support.resumed import same_bits
+from tests.support.torch_ring import same_bits
 
 
 @pytest.mark.promise("1 partition invariance")

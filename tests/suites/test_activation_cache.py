@@ -30,8 +30,7 @@ from tests.features.memory import CACHE, open_caches
 from tests.support.moves import granted
 from tests.support.plans import changed
 from tests.support.recorded_ring import RecordedResult
-from tests.support.resumed import same_bits
-from tests.support.torch_ring import TorchCarrier, distance, make_carrier
+from tests.support.torch_ring import TorchCarrier, distance, make_carrier, same_bits
 
 WITH = CACHE[0]
 Prepare = Callable[[TorchCarrier, Path, Any], None]

@@ -20,8 +20,8 @@ from ringtune.schedule.table import build_table, format_table
 from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
 from ringtune.schedule.units import EMBEDDING
 from tests.features.plans import KINDS, AnyRun, start_of
-from tests.support.model_facts import WEIGHTLESS
 from tests.support.moves import by_placement
+from tests.support.profiles import WEIGHTLESS
 from tests.support.recorded_ring import RecordedResult
 from tests.support.validate import parse_table, validate_table
 

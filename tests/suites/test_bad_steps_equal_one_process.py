@@ -19,8 +19,18 @@ from tests.suites.test_recovery_on_virtual_clock import own_errors, recoveries, 
 from tests.support.moves import slices_of
 from tests.support.plans import changed
 from tests.support.recovering_ring import RecoveringRing
-from tests.support.resumed import holder_of, rebuilt, run, same_bits
-from tests.support.torch_ring import Case, TorchCarrier, distance, make_executor, reference_of, write_inputs
+from tests.support.torch_ring import (
+    Case,
+    TorchCarrier,
+    distance,
+    holder_of,
+    make_executor,
+    rebuilt,
+    reference_of,
+    run,
+    same_bits,
+    write_inputs,
+)
 
 RING = (("c", 0, 1), ("e", 1, 3), ("f", 3, 4))
 REPLICAS = (("c", 0, 1), ("e", 1, 3, 1), ("f", 1, 3, 1), ("g", 3, 4))

@@ -17,9 +17,17 @@ from tests.support.moves import moving, slices_of
 from tests.support.plans import changed
 from tests.support.recorded_ring import RecordedResult
 from tests.support.recovering_ring import RecoveringRing
-from tests.support.resumed import rebuilt, same_bits
 from tests.support.tiny import write_rows
-from tests.support.torch_ring import Case, TorchCarrier, distance, make_carrier, reference_of, write_inputs
+from tests.support.torch_ring import (
+    Case,
+    TorchCarrier,
+    distance,
+    make_carrier,
+    rebuilt,
+    reference_of,
+    same_bits,
+    write_inputs,
+)
 
 RING = (("c", 0, 1), ("e", 1, 3), ("a", 3, 4))
 OTHER = (("e", 0, 2), ("b", 2, 4))

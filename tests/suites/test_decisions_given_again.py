@@ -20,7 +20,7 @@ from tests.features.methods import UNFREEZING, decided
 from tests.features.operations import CHOICES
 from tests.support.choosing import make_choice
 from tests.support.plans import changed
-from tests.support.resumed import same_bits
+from tests.support.torch_ring import same_bits
 
 BY_LOSSES = [feature for feature in UNFREEZING if "by-losses" in feature.name]
 

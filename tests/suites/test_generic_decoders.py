@@ -23,7 +23,6 @@ from ringtune.models.folder import base_tensors, read_config, read_headers
 from tests.features.feature import ONE, THREE, Feature, carry_out, run_of
 from tests.features.models import loaded_plainly, of_family, write_result
 from tests.support import whole_models as whole
-from tests.support.lora_runs import lora_run
 from tests.support.reference import adapter_of
 from tests.support.tiny_families import (
     ENCODERS,
@@ -35,6 +34,7 @@ from tests.support.tiny_families import (
     write_family,
 )
 from tests.support.torch_ring import Case, distance
+from tests.support.whole_models import lora_run
 
 ROUNDING = ("codegen", "gpt_neo", "gptj", "granitemoe", "granitemoeshared", "vaultgemma")
 """Families whose attention or experts have steps in float32 inside any type."""

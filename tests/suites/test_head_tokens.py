@@ -16,7 +16,7 @@ from ringtune.run_control import events as rd
 from ringtune.schedule.actions import Payload
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import turn_sequence
-from tests.support import resumed
+from tests.support import torch_ring
 from tests.support.torch_ring import Case, TorchCarrier, make_carrier, write_family_inputs
 
 SLICES = (("b", 0, 3), ("a", 3, 4))
@@ -26,7 +26,7 @@ SLICES = (("b", 0, 3), ("a", 3, 4))
 def trained(case: Case, plan: Plan) -> TorchCarrier:
     """Train, and keep what travelled."""
     carrier = make_carrier(case, plan, keep_messages=True)
-    assert resumed.run(plan, carrier, 1).finish == rd.Finish("", "")
+    assert torch_ring.run(plan, carrier, 1).finish == rd.Finish("", "")
     return carrier
 
 
@@ -62,7 +62,7 @@ def test_head_gets_the_tokens_that_it_reads(
     whole = Plan(dataclasses.replace(plan.course, head_tokens=0), plan.placements)
     ours, theirs = trained(case, plan), trained(case, whole)
     holder = list(turn_sequence(plan.course))[-1].owner
-    assert resumed.same_bits(ours.collected(plan, holder), theirs.collected(whole, holder))
+    assert torch_ring.same_bits(ours.collected(plan, holder), theirs.collected(whole, holder))
     assert len(ours.messages) == len(theirs.messages)
     head, kinds = plan.course.head, set()
     for (source, payload, boundary, content), (*same, other) in zip(ours.messages, theirs.messages, strict=True):

@@ -23,8 +23,7 @@ from ringtune.schedule.units import EMBEDDING
 from tests.features.feature import run_of
 from tests.features.full_parameters import HIFT, hift, on_disk
 from tests.support import hift_reference, reference
-from tests.support.resumed import run
-from tests.support.torch_ring import make_carrier
+from tests.support.torch_ring import make_carrier, run
 
 
 def test_hift_trains_tensors_of_its_own_and_not_the_files() -> None:

@@ -22,7 +22,7 @@ from ringtune.schedule.turns import NONE_DONE, NOTHING_KNOWN, StepKind, Turn, it
 from ringtune.schedule.units import Range
 from ringtune.techniques.offload import helped
 from tests.features.plans import Losses, loss_at, moving_plan, start_of
-from tests.suites.test_recovery_on_virtual_clock import SEEDS, lose_at, recoveries, ring_of
+from tests.suites.test_recovery_on_virtual_clock import SEEDS, ends_for_lack, lose_at, recoveries, ring_of
 from tests.support.plans import changed, make_plan
 from tests.support.recorded_ring import RecordedResult
 from tests.support.recovering_ring import RecoveringRing
@@ -86,6 +86,16 @@ def plan_of(rng: random.Random) -> Plan:
             return plan
 
 
+def check_left(ring: RecoveringRing, result: RecordedResult, plan: Plan, away: list[tuple[int, str]], seed: int) -> None:
+    """What is left without owners that were away was done, each step and evaluation once, in turns that nodes know."""
+    assert trained(result) == without_owners(train_items(plan.course), away), seed
+    assert ring.surprises == [], seed
+    last = recoveries(result)[-1].plan.course if recoveries(result) else plan.course
+    assert len(trained(result)) == last.num_steps
+    evaluated = [entry for entry in result.logged if isinstance(entry, rd.LogEvaluation)]
+    assert len({entry.step for entry in evaluated}) == len(evaluated), "every evaluation once"
+
+
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("block", range(20))
 @pytest.mark.sampled(1)
@@ -98,18 +108,10 @@ def test_runs_that_lose_owners_at_any_moment_do_what_is_left(block: int) -> None
         ring = ring_of(plan, rng, recovery=SKIPS)
         lose_at(ring, rng, sorted(rng.choices(range(1, 300), k=rng.choice([1, 1, 2]))), owners=True)
         result = ring.run()
-        assert result.finish is not None, (seed, ring.lost, ring.waiting_for(plan.nodes[0]))
-        if result.finish.error:
-            ends = ("no living node", "nothing fits", "nothing is kept yet")
-            assert any(text in result.finish.message for text in ends), (seed, result.finish)
+        if ends_for_lack(result, seed, "nothing is kept yet"):
             continue
         skipped += bool(left_out(result))
-        assert trained(result) == without_owners(train_items(plan.course), left_out(result)), seed
-        assert ring.surprises == [], seed
-        last = recoveries(result)[-1].plan.course if recoveries(result) else plan.course
-        assert len(trained(result)) == last.num_steps
-        evaluated = [entry for entry in result.logged if isinstance(entry, rd.LogEvaluation)]
-        assert len({entry.step for entry in evaluated}) == len(evaluated), "every evaluation once"
+        check_left(ring, result, plan, left_out(result), seed)
     assert skipped >= 2
 
 
@@ -127,19 +129,11 @@ def test_runs_whose_lost_owners_come_back_do_what_is_left(block: int) -> None:
         )
         lose_at(ring, rng, sorted(rng.choices(range(1, 200), k=rng.choice([1, 2, 3]))), owners=True)
         result = ring.run()
-        assert result.finish is not None, (seed, ring.lost, ring.waiting_for(plan.nodes[0]))
-        if result.finish.error:
-            ends = ("no living node", "nothing fits", "nothing is kept yet", "no other node than")
-            assert any(text in result.finish.message for text in ends), (seed, result.finish)
+        if ends_for_lack(result, seed, "nothing is kept yet", "no other node than"):
             continue
         back = [owner for entry in recoveries(result) for owner in entry.returned]
         returned, again = returned + bool(back), again + (len(left_out(result)) > 1)
-        assert trained(result) == without_owners(train_items(plan.course), changes(result)), seed
-        assert ring.surprises == [], seed
-        last = recoveries(result)[-1].plan.course if recoveries(result) else plan.course
-        assert len(trained(result)) == last.num_steps
-        evaluated = [entry for entry in result.logged if isinstance(entry, rd.LogEvaluation)]
-        assert len({entry.step for entry in evaluated}) == len(evaluated), "every evaluation once"
+        check_left(ring, result, plan, changes(result), seed)
         for entry in (one for one in recoveries(result) if one.returned):
             assert set(entry.returned) <= {owner.node for owner in entry.part.course.owners}
             assert not set(entry.returned) & set(entry.lost)
@@ -374,15 +368,14 @@ def test_run_says_why_an_owner_stays_out() -> None:
         "none of its turns is left": returning(steps=8, back_s=lambda node: 1.0),
     }
     for why, ring in reasons.items():
-        told, tell = list[str](), ring._tell_rounds
+        told = list[str]()
 
-        def watch(event: rd.Event, ring: RecoveringRing = ring, told: list[str] = told, tell: Any = tell) -> None:
+        def watch(event: rd.Event, ring: RecoveringRing = ring, told: list[str] = told) -> None:
             if isinstance(event, rd.NodeJoined):
                 assert ring._rounds.left_out == ("c",)
                 told.append(ring._rounds.return_reason("c"))
-            tell(event)
 
-        ring._tell_rounds = watch  # type: ignore[method-assign]
+        ring.before_event = watch
         result = ring.run()
         assert result.finish == rd.Finish("", "") and len(recoveries(result)) == 1, why
         assert told == [why]
@@ -458,14 +451,7 @@ def test_run_of_all_parameters_ends_with_the_next_checkpoint_and_another_one_tak
     rng = random.Random(f"all parameters {seed}")
     plan = of_all_parameters(rng)
     ring, granted = without_c(plan, rng), list[int]()
-    tell = ring._tell_rounds
-
-    def watch(event: rd.Event) -> None:
-        if isinstance(event, rd.NodeJoined):
-            granted.append(ring._rounds.last_step)
-        tell(event)
-
-    ring._tell_rounds = watch  # type: ignore[method-assign]
+    ring.before_event = lambda event: granted.extend([ring._rounds.last_step] * isinstance(event, rd.NodeJoined))
     first = ring.run()
     assert first.finish == rd.Finish("InterruptedRunError", "node c is back")
     assert ring._rounds.continues_with == ("c",)
@@ -491,16 +477,11 @@ def test_run_of_all_parameters_goes_on_without_an_owner_that_is_lost_again_or_co
     rng = random.Random(checkpoint_every)
     plan = of_all_parameters(rng, checkpoint_every=checkpoint_every)
     ring, told = without_c(plan, rng), list[str]()
-    ring._notice_s, tell = lambda: 0.0, ring._tell_rounds
-
-    def watch(event: rd.Event) -> None:
-        if isinstance(event, rd.NodeJoined):
-            told.append(ring._rounds.return_reason("c"))
-        tell(event)
-        if isinstance(event, rd.NodeJoined) and not why:
-            ring.lose("c")
-
-    ring._tell_rounds = watch  # type: ignore[method-assign]
+    ring._notice_s = lambda: 0.0
+    ring.before_event = lambda event: (
+        told.append(ring._rounds.return_reason("c")) if isinstance(event, rd.NodeJoined) else None
+    )
+    ring.after_event = lambda event: ring.lose("c") if isinstance(event, rd.NodeJoined) and not why else None
     result = ring.run()
     assert result.finish == rd.Finish("", "") and ring._rounds.continues_with == ()
     assert len(told) == 1 and why in told[0] and bool(told[0]) == bool(why)

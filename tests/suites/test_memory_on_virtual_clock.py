@@ -22,9 +22,8 @@ from ringtune.schedule.units import Range
 from sim.prediction import predict
 from tests.features.plans import AnyRun, PlanKind, helped_plan, hift_plan, invertible_plan
 from tests.suites.test_any_plan_on_virtual_clock import peak_waiting
-from tests.support.model_facts import WEIGHTLESS
 from tests.support.plans import changed, make_plan, random_operations, random_plan, random_replicas
-from tests.support.profiles import random_profile
+from tests.support.profiles import WEIGHTLESS, random_profile
 from tests.support.recorded_ring import RecordedRing
 
 

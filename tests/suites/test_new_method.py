@@ -35,7 +35,7 @@ from tests.support.moves import Slices
 from tests.support.plans import changed
 from tests.support.plans import make_plan as plan_by_hand
 from tests.support.profiles import all_pairs, profile_of
-from tests.support.reference import inputs_of, targets_of, whole_model
+from tests.support.reference import inputs_of, micro_batches, targets_of, update, whole_model
 from tests.support.torch_ring import Case, write_inputs
 
 NUM_BLOCKS = 6
@@ -91,15 +91,10 @@ def one_process(case: Case, run: Run) -> Wanted:
         for value in head:
             value.requires_grad_(everything)
         batch = datasets[item.owner].batch(plan.course, item)
-        for micro in range(case.microbatches):
-            size = item.rows // case.microbatches
-            rows = batch.rows(micro * size, (micro + 1) * size)
+        for rows in micro_batches(plan, item, batch):
             targets, _ = targets_of(case.task, rows)
             (model(**inputs_of(model, rows), **targets).loss / case.microbatches).backward()
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(case.job.train, item.step, case.num_steps)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        update(optimizer, learning_rate(case.job.train, item.step, case.num_steps))
     return Wanted(tensors={name: value for name, value in model.state_dict().items() if ".ringtune." in name})
 
 

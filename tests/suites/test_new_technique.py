@@ -44,8 +44,7 @@ from sim.what_if import change_plan, drop_from_plan
 from tests.contract.run_control.test_rounds import trained_rounds
 from tests.support.fake_agents import facts, job
 from tests.support.plans import make_plan as plan_by_hand
-from tests.support.resumed import run
-from tests.support.torch_ring import Case, make_carrier, write_inputs
+from tests.support.torch_ring import Case, make_carrier, run, write_inputs
 
 SEED, NOTES_BYTES, STEP_BYTES = 7, 5 << 20, 1 << 10
 

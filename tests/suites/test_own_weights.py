@@ -7,8 +7,7 @@ from safetensors.torch import load_file
 
 from ringtune.run_control import events as rd
 from tests.features.models import own_weights
-from tests.support.resumed import holder_of, run
-from tests.support.torch_ring import make_carrier
+from tests.support.torch_ring import holder_of, make_carrier, run
 
 
 def test_own_weights_train_and_nothing_else_does() -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -133,6 +133,22 @@ def plan_of(rng: random.Random) -> Plan:
             return with_texts(plan) if rng.random() < 0.3 else plan
 
 
+def drawn_runs(block: int) -> Iterator[tuple[int, random.Random, Plan, RecordedResult]]:
+    """Yield fifteen seeds, each with its generator, a plan, and the undisturbed run."""
+    for seed in range(block * 15, block * 15 + 15):
+        rng = random.Random(seed)
+        plan = plan_of(rng)
+        yield seed, rng, plan, ring_of(plan, random.Random(seed)).run()
+
+
+def ends_for_lack(result: RecordedResult, seed: int, *more: str) -> bool:
+    """Whether a run ended with an error: that nodes or copies are missing, or with one of these texts."""
+    assert result.finish is not None, seed
+    texts = ("no living node", "nothing fits", *more)
+    assert not result.finish.error or any(text in result.finish.message for text in texts), (seed, result.finish)
+    return bool(result.finish.error)
+
+
 def with_texts(plan: Plan) -> Plan:
     """Copy a plan with texts that are written at each evaluation, two or one at once."""
     generation = Generation(rows=3, max_new_tokens=3, at_once=2)
@@ -169,10 +185,7 @@ def lose_at(ring: RecoveringRing, rng: random.Random, due: list[int], *, owners:
 def test_runs_that_lose_hosts_at_any_moment_log_what_undisturbed_ones_do(block: int) -> None:
     """No step is lost and none is logged twice, wherever a host is lost or tells an error, and where a second one."""
     recovered = told = 0
-    for seed in range(block * 15, block * 15 + 15):
-        rng = random.Random(seed)
-        plan = plan_of(rng)
-        wanted = ring_of(plan, random.Random(seed)).run()
+    for seed, rng, plan, wanted in drawn_runs(block):
         assert wanted.finish == rd.Finish("", ""), seed
         ring = ring_of(plan, rng)
         lose_at(ring, rng, sorted(rng.choices(range(1, 400), k=rng.choice([1, 1, 2]))))
@@ -181,12 +194,8 @@ def test_runs_that_lose_hosts_at_any_moment_log_what_undisturbed_ones_do(block: 
         assert result.finish is not None, (seed, ring.lost, ring.waiting_for(plan.nodes[0]))
         told += len(own_errors(result))
         assert all(one.error != "PeerLostError" and one.message.endswith(one.error) for one in own_errors(result))
-        if result.finish.error:
+        if ends_for_lack(result, seed):
             assert result.finish.error in ("PeerLostError", *OWN_ERRORS), (seed, result.finish)
-            assert any(text in result.finish.message for text in ("no living node", "nothing fits")), (
-                seed,
-                result.finish,
-            )
             continue
         recovered += bool(recoveries(result))
         assert story(result) == story(wanted), seed
@@ -385,10 +394,7 @@ def test_runs_in_which_a_link_between_living_nodes_is_lost_log_what_undisturbed_
     nothing.
     """
     with_all = without = 0
-    for seed in range(block * 15, block * 15 + 15):
-        rng = random.Random(seed)
-        plan = plan_of(rng)
-        wanted = ring_of(plan, random.Random(seed)).run()
+    for seed, rng, plan, wanted in drawn_runs(block):
         ring, due, is_twice = ring_of(plan, rng), rng.randint(1, 300), rng.random() < 0.5
         accused = rng.choice([node for node in plan.nodes if plan.owner(node) is None])
         complainer = rng.choice([node for node in plan.nodes if node != accused])
@@ -396,7 +402,7 @@ def test_runs_in_which_a_link_between_living_nodes_is_lost_log_what_undisturbed_
         reports, told = list[int](), list[rd.LinkFailed]()  # committed turns at each report
 
         def when(what: str, node: str) -> None:
-            kept = sum(isinstance(entry, rd.LogKept) for entry in ring.result.logged)  # noqa: B023
+            kept = ring.num_kept  # noqa: B023
             again = is_twice and len(recoveries(ring.result)) == 1 == len(reports) and reports[0] == kept  # noqa: B023
             is_due = what == "collect" if is_late else len(ring.moments) >= due  # noqa: B023
             if again or (not reports and is_due):  # noqa: B023
@@ -408,8 +414,8 @@ def test_runs_in_which_a_link_between_living_nodes_is_lost_log_what_undisturbed_
 
         ring.when = when
         result = ring.run()
-        if result.finish.error:
-            assert is_twice and any(text in result.finish.message for text in ("no living node", "nothing fits")), seed
+        if ends_for_lack(result, seed):
+            assert is_twice, seed
             continue
         assert story(result) == story(wanted), seed
         found = recoveries(result)
@@ -427,10 +433,7 @@ def test_runs_in_which_a_link_between_living_nodes_is_lost_log_what_undisturbed_
 def test_runs_in_which_a_link_stays_broken_go_on_without_an_end_of_it_that_owns_no_rows(block: int) -> None:
     """Both ends live, and whichever reports the other: the nodes can't all go back with all links."""
     without = 0
-    for seed in range(block * 15, block * 15 + 15):
-        rng = random.Random(seed)
-        plan = plan_of(rng)
-        wanted = ring_of(plan, random.Random(seed)).run()
+    for seed, rng, plan, wanted in drawn_runs(block):
         ring, due = ring_of(plan, rng), rng.randint(1, 200)
         found = [ends for ends in sorted(links(plan)) if not all(plan.owner(node) for node in ends)]
         if not found:
@@ -445,11 +448,7 @@ def test_runs_in_which_a_link_stays_broken_go_on_without_an_end_of_it_that_owns_
 
         ring.when = when
         result = ring.run()
-        if result.finish.error:
-            assert any(text in result.finish.message for text in ("no living node", "nothing fits")), (
-                seed,
-                result.finish,
-            )
+        if ends_for_lack(result, seed):
             continue
         assert story(result) == story(wanted), seed
         lost = [node for one in recoveries(result) for node in one.lost]
@@ -470,7 +469,7 @@ def with_lost_links(
     ring, reports = ring_of(plan, random.Random(0), **more), list[int]()
 
     def when(what: str, node: str) -> None:
-        kept = sum(isinstance(entry, rd.LogKept) for entry in ring.result.logged)
+        kept = ring.num_kept
         lost = link(len(reports), kept > max(reports, default=0))
         if lost is not None and len(recoveries(ring.result)) == len(reports):
             reports.append(kept)
@@ -533,7 +532,7 @@ def test_owner_whose_rows_may_be_left_out_makes_one_host_leave(times: int) -> No
     reports = list[int]()
 
     def when(what: str, node: str) -> None:
-        kept = sum(isinstance(entry, rd.LogKept) for entry in ring.result.logged)
+        kept = ring.num_kept
         is_again = times == 2 and len(reports) % 2 == 1 and reports[-1] == kept
         is_due = what.startswith("forward") and (is_again or kept > max(reports, default=0))
         if len(recoveries(ring.result)) == len(reports) < 2 * times and is_due:
@@ -616,9 +615,7 @@ def test_runs_that_recover_with_a_host_that_can_not_reach_another_node_go_on_wit
 
         ring.when = when
         result = ring.run()
-        if result.finish.error:
-            told = result.finish.message
-            assert any(text in told for text in ("no living node", "nothing fits")), (seed, told)
+        if ends_for_lack(result, seed):
             continue
         assert story(result) == story(wanted), seed
         without += any(stuck in one.lost and len(one.lost) == 2 for one in recoveries(result))
@@ -652,19 +649,13 @@ def test_run_that_has_no_copy_of_the_committed_turn_ends_when_it_has_to_go_back(
 def test_runs_that_replan_and_lose_hosts_log_what_undisturbed_ones_do(block: int) -> None:
     """A recovery has a placement number of its own, also after a move found in mid-run; and the other way round."""
     both = 0
-    for seed in range(block * 15, block * 15 + 15):
-        rng = random.Random(seed)
-        plan = plan_of(rng)
-        wanted = ring_of(plan, random.Random(seed)).run()
+    for seed, rng, plan, wanted in drawn_runs(block):
         others = [random_placement(rng, plan, 0, 0) for _ in range(rng.randint(2, 4))]
         others = [one for one in others if {*one.members, *(piece.node for piece in one.slices)} <= set(plan.nodes)]
         ring = ring_of(plan, rng, replans=[(wanted.wall_s * rng.random(), one) for one in others])
         lose_at(ring, rng, sorted(rng.choices(range(1, 400), k=rng.choice([1, 1, 2]))))
         result = ring.run()
-        assert result.finish is not None, seed
-        if result.finish.error:
-            ends = ("no living node", "nothing fits")
-            assert any(text in result.finish.message for text in ends), (seed, result.finish)
+        if ends_for_lack(result, seed):
             continue
         both += bool(recoveries(result)) and any(isinstance(entry, rd.LogPlan) for entry in result.logged)
         assert story(result) == story(wanted), seed

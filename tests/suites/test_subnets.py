@@ -15,8 +15,7 @@ from ringtune.errors import JobError, PlanError
 from ringtune.schedule.operation_tables import FORWARD_ONLY, FULL, SHORTCUT
 from tests.features.feature import Feature, carry_out, each_technique
 from tests.features.operations import SUBNETS, subnets, with_codes
-from tests.support.resumed import same_bits
-from tests.support.torch_ring import make_carrier
+from tests.support.torch_ring import make_carrier, same_bits
 
 OF_LORA = [feature for feature in SUBNETS if feature.name.startswith("subnets/lora-")]
 

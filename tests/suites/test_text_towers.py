@@ -29,10 +29,10 @@ from ringtune.techniques.initial_adapter import initial_values
 from tests.edge.model.test_peft import outputs
 from tests.features.feature import ONE, THREE, Feature, Run, Wanted, carry_out, new_folder, one_process
 from tests.support import whole_models as whole
-from tests.support.lora_runs import ALL_MATRICES, lora_run
 from tests.support.tiny_families import VERSION
 from tests.support.tiny_towers import LAYOUTS, TOWERS, write_tower
 from tests.support.torch_ring import Case, distance, write_family_inputs
+from tests.support.whole_models import ALL_MATRICES, lora_run
 
 DESCRIBED = [name for name in TOWERS if not FAMILIES[text_towers.TOWERS[name].family].generic]
 SPLITS = {"one": ONE, "three": THREE}

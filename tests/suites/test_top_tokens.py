@@ -19,7 +19,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.turns import turn_sequence
 from ringtune.schedule.units import Range
-from tests.support import resumed
+from tests.support import torch_ring
 from tests.support.torch_ring import Case, make_carrier, write_family_inputs
 
 SLICES = (("b", 0, 3), ("a", 3, 4))
@@ -72,7 +72,7 @@ def test_last_block_of_one_token_trains_what_that_of_all_does(
     found = []
     for each in (plan, whole):
         carrier = make_carrier(case, each)
-        assert resumed.run(each, carrier, 1).finish == rd.Finish("", "")
+        assert torch_ring.run(each, carrier, 1).finish == rd.Finish("", "")
         found.append(carrier.collected(each, list(turn_sequence(each.course))[-1].owner))
         assert min(asked) > 1
         assert len(asked) >= 8 + 4 and not len(asked) % 2

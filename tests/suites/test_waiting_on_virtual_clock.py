@@ -46,15 +46,14 @@ def lose_some(ring: RecoveringRing, due: list[tuple[int, str]]) -> None:
 
 def once(ring: RecoveringRing, is_due: Callable[[], bool], act: Callable[[], object]) -> None:
     """Do something as soon as the state machine is in some state."""
-    tell, done = ring._tell_rounds, list[bool]()
+    done = list[bool]()
 
     def watch(event: rd.Event) -> None:
-        tell(event)
         if not done and is_due():
             done.append(True)
             act()
 
-    ring._tell_rounds = watch  # type: ignore[method-assign]
+    ring.after_event = watch
 
 
 def is_waiting(ring: RecoveringRing) -> Callable[[], bool]:

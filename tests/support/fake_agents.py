@@ -39,7 +39,7 @@ from ringtune.transport.endpoints import CLIENT_OPTIONS, SERVER_OPTIONS, WIRE
 from ringtune.transport.status import abort
 from ringtune.v1 import control_pb2, control_pb2_grpc
 from tests.support.choosing import DrawnTables
-from tests.support.model_facts import small_model
+from tests.support.profiles import small_model
 
 CALL_S = 30.0
 """The longest wait for what comes in milliseconds: a busy machine is no failure."""

@@ -156,7 +156,7 @@ class HandRing:
         for node in self.nodes.values():
             node.grant(turn)
 
-    def run_item(self, item: Item, *, updates: bool = True) -> None:
+    def run_item(self, item: Item) -> None:
         """One batch through the ring and back, then the updates."""
         ways = [way(self.plan, item, micro) for micro in range(num_microbatches(self.plan.course, item))]
         at = {(node, micro): 0 for node in self.nodes for micro in range(num_microbatches(self.plan.course, item))}
@@ -165,10 +165,9 @@ class HandRing:
             self._advance(item, micro, ways[micro], at, values, stop_at=None if self.interleave else Op.HEAD)
         for micro in range(num_microbatches(self.plan.course, item)):
             self._advance(item, micro, ways[micro], at, values, stop_at=None)
-        if updates:
-            for node, executor in self.nodes.items():
-                for action in item_updates(self.plan, item, node):
-                    executor.run(action)
+        for node, executor in self.nodes.items():
+            for action in item_updates(self.plan, item, node):
+                executor.run(action)
         if item.kind is StepKind.TRAIN:
             self.losses.append(values["loss_sum"] / values["count"])
         elif item.kind is StepKind.EVALUATE:

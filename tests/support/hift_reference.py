@@ -119,10 +119,7 @@ def train_hift(
             _activate(model, units, active)
             result.losses.append(reference.backward(model, job, plan, item, dataset, at))
             for optimizer in (optimizers[place], always_optimizer) if always else (optimizers[place],):
-                for values in optimizer.param_groups:
-                    values["lr"] = learning_rate(job.train, item.step // len(groups), sweeps)
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
+                reference.update(optimizer, learning_rate(job.train, item.step // len(groups), sweeps))
             if method.drops_state:
                 optimizers[place].state.clear()
     model.eval()

@@ -16,7 +16,7 @@ from ringtune.models.families import FAMILIES, LAYOUTS
 from ringtune.models.family import BlockLayout
 from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.units import Range
-from tests.support.plain_auxiliary import PlainDelta
+from tests.support.reference import PlainDelta
 
 
 def every_layer(

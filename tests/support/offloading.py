@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Final
 
-from ringtune.costs.profile import LinkFacts, ModelFacts, Profile, Work
+from ringtune.costs.profile import ModelFacts, Profile, Work
 from ringtune.schedule.methods import Everything
 from ringtune.schedule.plan import Plan
 from ringtune.techniques.offload import helped
 from tests.support.plans import make_plan
-from tests.support.profiles import model_of, node, point
+from tests.support.profiles import all_pairs, model_of, node, point, profile_of
 
 WIDTH: Final = 768
 BLOCK_PARAMS: Final = 12 * WIDTH**2
@@ -87,10 +87,5 @@ def profile(adapter_params: int, *, bytes_per_s: float = 100e6) -> Profile:
         points = tuple(point(work, seconds, rows=rows, tokens=64) for work, seconds in table.items())
         found = node(which, name, times=table)
         nodes.append(dataclasses.replace(found, model=model(adapter_params), work_times=points))
-    links = tuple(
-        LinkFacts(source=one, target=other, rate_bytes_per_s=bytes_per_s, latency_s=1e-3)
-        for one in which.nodes
-        for other in which.nodes
-        if one != other
-    )
-    return Profile(nodes=tuple(nodes), links=links)
+    bare = profile_of(which, links=all_pairs(which.nodes, bytes_per_s, 1e-3))
+    return dataclasses.replace(bare, nodes=tuple(nodes))

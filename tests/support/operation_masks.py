@@ -25,7 +25,16 @@ from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.turns import StepKind, items, turn_sequence
 from tests.support.literal_velora import make_literal
 from tests.support.recorded_ring import RecordedResult, RecordedRing
-from tests.support.reference import adapter_of, first_drawing, inputs_of, seed_units, targets_of, unpacked, whole_model
+from tests.support.reference import (
+    adapter_of,
+    first_drawing,
+    inputs_of,
+    seed_units,
+    targets_of,
+    unpacked,
+    update,
+    whole_model,
+)
 from tests.support.tiny_families import DIVIDED, PLUGGED
 from tests.support.torch_ring import Case, TorchCarrier, make_carrier
 
@@ -163,10 +172,7 @@ def one_process(case: Case, velora: Velora | None = None) -> dict[str, torch.Ten
             loss = model(**inputs_of(model, rows), **targets).loss * (count / all_targets)
             if loss.requires_grad:  # none below a decoder that is frozen, where all subnets are forward-only
                 loss.backward()
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(case.job.train, item.step, case.num_steps)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        update(optimizer, learning_rate(case.job.train, item.step, case.num_steps))
     torch.set_rng_state(generator_state)
     heads = {
         name: value for name, value in model.state_dict().items() if name.startswith(("heads.ringtune.", "score."))

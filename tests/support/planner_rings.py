@@ -23,8 +23,8 @@ from coordinator.planner.limits import Effort
 from ringtune.costs.profile import LinkFacts, ModelFacts, NodeFacts, Profile, Work, WorkTime
 from ringtune.schedule.course import Course
 from ringtune.schedule.run_shape import Owner
-from tests.support.model_facts import MINILM
 from tests.support.plans import make_method
+from tests.support.profiles import MINILM
 
 MIB = 2**20
 QUICK = Effort(evaluations=600, judged_actions=8000, now_s=lambda: 0.0)

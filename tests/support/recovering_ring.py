@@ -95,6 +95,17 @@ class RecoveringRing(RecordedRing):
         self.when: Callable[[str, str], str | None] = lambda what, node: None
         self.is_bad: Callable[[str, Action], bool] = lambda node, action: False
         self.cut = ("", "")  # source and target of a link that can't be opened any more
+        self.before_event: Callable[[rd.Event], object] = lambda event: None  # of those that the state machine gets
+        self.after_event: Callable[[rd.Event], object] = lambda event: None
+
+    @property
+    def num_kept(self) -> int:
+        """How many turns are committed."""
+        return sum(isinstance(entry, rd.LogKept) for entry in self.result.logged)
+
+    def turn_of(self, action: Action) -> Turn:
+        """The granted turn of an action."""
+        return next(turn for turn in self._turns.values() if turn.first_seq <= action.seq < turn.end_seq)
 
     def lose(self, node: str) -> None:
         """Lose a node now; the coordinator hears of it later."""
@@ -216,6 +227,11 @@ class RecoveringRing(RecordedRing):
                 self.result.logged.append(command)
             case _:
                 super()._obey_rounds(command)
+
+    def _tell_rounds(self, event: rd.Event) -> None:
+        self.before_event(event)
+        super()._tell_rounds(event)
+        self.after_event(event)
 
     def _answer_rounds(self, node: str, event: rd.Event, *, after_s: float = 0.0) -> None:
         if node not in self.lost:

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,19 +19,21 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from torch import nn
+from torch.nn import functional
 
 from edge.data.dataset import OwnerDataset
 from edge.data.tokens import Batch
+from edge.model.families.stored_names import use_stored_names
 from ringtune.config.sections import learning_rate
 from ringtune.job.job import Job
+from ringtune.models.adapter_config import parse_adapter_config
 from ringtune.models.families import FAMILIES
-from ringtune.models.family import LANGUAGE_TASKS
+from ringtune.models.family import LANGUAGE_TASKS, Family
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item, StartPoint, StepKind, Turn, items, turn_sequence
-from tests.support.plain_auxiliary import add_plain_auxiliary, is_auxiliary, others_of
-from tests.support.plain_lora import lora_model
 from tests.support.stock_plugged import add_heads, encoder_loss, is_plugged, stock_model
-from tests.support.tiny_families import DECODERS, ENCODERS, GENERIC
+from tests.support.tiny_families import DECODERS, ENCODERS, GENERIC, PLUGGED
 
 NAME = "ringtune"
 OF_LIBRARY = 4
@@ -294,10 +297,7 @@ def train(
             if not units.has_head:
                 for parameter in model.heads[model.active_head].parameters():
                     parameter.grad = None
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+            update(optimizer, rate)
             result.losses.append(loss)
     model.eval()
     torch.set_rng_state(generator_state)
@@ -332,18 +332,29 @@ def turns_as_written(plan: Plan, changes: Sequence[tuple[int, Plan]]) -> list[tu
 
 def backward(model: Any, job: Job, plan: Plan, item: Item, dataset: OwnerDataset, at: dict[str, int]) -> float:
     """The library's own mean loss of each micro-batch, weighted by its share of the targets."""
-    batch = dataset.batch(plan.course, item)
+    batch, total = dataset.batch(plan.course, item), 0.0
     _, all_targets = targets_of(job.model.task, batch)
-    total, first = 0.0, 0
-    for micro, size in enumerate(plan.course.microbatch_sizes(item.rows)):
-        rows = unpacked(batch.rows(first, first + size))
-        first += size
+    for micro, rows in enumerate(map(unpacked, micro_batches(plan, item, batch))):
         at.update(step=item.step, micro=micro)
         targets, count = targets_of(job.model.task, rows)
         loss = output_of(model, rows, targets).loss * (count / all_targets)
         loss.backward()
         total += float(loss.detach())
     return total
+
+
+def micro_batches(plan: Plan, item: Item, batch: Batch) -> list[Batch]:
+    """The micro-batches of an item's batch."""
+    ends = itertools.accumulate(plan.course.microbatch_sizes(item.rows), initial=0)
+    return list(itertools.starmap(batch.rows, itertools.pairwise(ends)))
+
+
+def update(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Apply all gradients at a learning rate, and drop them."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
 
 
 def unpacked(batch: Batch) -> Batch:
@@ -372,11 +383,8 @@ def evaluate(model: Any, job: Job, plan: Plan, item: Item, dataset: OwnerDataset
     batch = dataset.batch(plan.course, item)
     model.eval()
     loss_sum, count, correct = result.evaluations.get(item.step, (0.0, 0, 0))
-    first = 0
     with torch.no_grad():
-        for size in plan.course.microbatch_sizes(item.rows):
-            rows = batch.rows(first, first + size)
-            first += size
+        for rows in micro_batches(plan, item, batch):
             targets, found = targets_of(job.model.task, rows)
             output = output_of(model, rows, targets)
             loss_sum += float(output.loss) * found
@@ -437,3 +445,183 @@ def plain_optimizer(job: Job, values: Sequence[torch.Tensor]) -> torch.optim.Opt
         values, lr=1.0, weight_decay=job.train.weight_decay, foreach=False
     )
     return made
+
+
+def lora_model(folder: Path, job: Job, config: Any, name: str) -> Any:
+    """Load a language model and put LoRA of a job beside its matrices; each block draws in the order of its modules.
+
+    With ``full`` the blocks themselves train.
+    """
+    from transformers import AutoModelForCausalLM
+
+    config._experts_implementation = "eager"
+    model = AutoModelForCausalLM.from_pretrained(str(folder), config=config, dtype=torch.float32).requires_grad_(False)
+    family = FAMILIES[config.model_type]
+    blocks = model.base_model.get_submodule(family.blocks_path)
+    model.iter_layers = lambda: enumerate(blocks)
+    model.heads, model.active_head = {"default": model.lm_head}, "default"
+    model.loss_function = lambda logits, labels, *_, **__: functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100
+    )
+    if job.adapter.config == "full":
+        _separate_experts(model, blocks, family)
+        blocks.requires_grad_(True)
+        return model.to(getattr(torch, job.model.dtype)).eval()
+    (part,) = parse_adapter_config(job.adapter.config)
+    options = part.whole
+    layout, roles = family.layout, [_ROLES[letter] for letter in options["attn_matrices"]]
+    paths = {path for role in roles for path in layout.matrices_of(role)}
+    paths |= {layout.up} if options["intermediate_lora"] else set()
+    paths |= {layout.down} if options["output_lora"] else set()
+    torch.manual_seed(job.train.seed)
+    for block in blocks:
+        for path, module in list(block.named_modules()):
+            if path in paths:
+                _add(module, options, job.train.dropout, name)
+    return model.to(getattr(torch, job.model.dtype)).eval()
+
+
+def _separate_experts(model: Any, blocks: Any, family: Family) -> None:
+    """Give experts that are stacked in memory the names and values that they have in files."""
+    parts = [part for block in blocks for part in block.children() if hasattr(part, "experts")]
+    stacked = [part.experts for part in parts]
+    use_stored_names(model.base_model, family.model_type, family.blocks_path)
+    for part, both in zip(parts, stacked, strict=True):
+        for number, (gate_up, down) in enumerate(zip(both.gate_up_proj, both.down_proj, strict=True)):
+            names = _GATE_UP_DOWN.get(family.model_type, ("gate_proj", "up_proj", "down_proj"))
+            for name, value in zip(names, (*gate_up.chunk(2), down), strict=True):
+                part.experts.get_submodule(f"{number}.{name}").weight.data = value.detach().clone()
+
+
+_GATE_UP_DOWN = dict.fromkeys(("lfm2_moe", "minimax_m2"), ("w1", "w3", "w2"))
+_ROLES = {"q": "query", "k": "key", "v": "value"}
+
+
+def _add(matrix: Any, options: dict[str, Any], dropout: float, name: str) -> None:
+    """Add alpha / r * B A x to the output of a matrix."""
+    own: Any = nn.Module()
+    own.lora_A = nn.Parameter(torch.empty(options["r"], matrix.in_features))
+    own.lora_B = nn.Parameter(torch.zeros(matrix.out_features, options["r"]))
+    if options.get("init_weights") == "bert":
+        nn.init.normal_(own.lora_A, std=0.02)
+        nn.init.normal_(own.lora_B, std=0.02)
+    else:
+        nn.init.kaiming_uniform_(own.lora_A, a=math.sqrt(5))
+    own.lora_dropout, own.scaling = nn.Dropout(dropout), options["alpha"] / options["r"]
+    own.forward = lambda x: own.scaling * (own.lora_dropout(x) @ own.lora_A.T @ own.lora_B.T)
+
+    plain = matrix.forward
+    matrix.loras = nn.ModuleDict({name: own})
+    matrix.forward = lambda x: plain(x) + own(x)
+
+
+# letter or option -> where the matrix is, in the names of each family
+MATRICES: dict[str, dict[str, str]] = {
+    "bert": {"q": "query", "k": "key", "v": "value", "intermediate": "intermediate.dense", "output": "output.dense"},
+    "distilbert": {"q": "q_lin", "k": "k_lin", "v": "v_lin", "intermediate": "ffn.lin1", "output": "ffn.lin2"},
+    "gpt2": {"qkv": "attn.c_attn", "intermediate": "mlp.c_fc", "output": "mlp.c_proj"},
+    "llama": {"q": "q_proj", "k": "k_proj", "v": "v_proj", "intermediate": "mlp.down_proj", "output": "mlp.up_proj"},
+    "qwen2": {"q": "q_proj", "k": "k_proj", "v": "v_proj", "intermediate": "mlp.up_proj", "output": "mlp.down_proj"},
+}
+ALIKE = dict.fromkeys(("roberta", "xlm-roberta", "electra", "vit"), "bert") | {"mistral": "llama"}
+ALIKE |= dict.fromkeys(PLUGGED, "qwen2")
+WORDS = {"q": "query", "k": "key", "v": "value"}
+
+
+def is_auxiliary(config: str) -> bool:
+    """Whether a configuration has one of our own kinds."""
+    return any(text.strip().startswith(("linear", "mlp")) for text in config.split("|"))
+
+
+def others_of(config: str) -> str:
+    """What else a configuration has."""
+    return "|".join(text for text in config.split("|") if not is_auxiliary(text))
+
+
+class PlainDelta(nn.Module):
+    """Either ``x W^T`` or ``relu(x V^T + b) U^T + c``."""
+
+    def __init__(self, inputs: int, outputs: int, hidden: int, draw: Any) -> None:
+        super().__init__()
+        if not hidden:
+            self.weight = nn.Parameter(torch.zeros(outputs, inputs))
+            return
+        self.down, self.up = nn.Linear(inputs, hidden), nn.Linear(hidden, outputs)
+        nn.init.zeros_(self.up.weight)
+        nn.init.zeros_(self.up.bias)
+        with torch.no_grad():
+            self.down.weight.copy_(draw("down.weight", (hidden, inputs), inputs))
+            self.down.bias.copy_(draw("down.bias", (hidden,), inputs))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The delta."""
+        if hasattr(self, "down"):
+            return self.up(self.down(x).clamp(min=0))  # type: ignore[no-any-return]
+        return x @ self.weight.T
+
+
+def add_plain_auxiliary(model: Any, job: Job, name: str) -> None:
+    """Put a delta beside each chosen matrix of each block; torch's generator is left alone."""
+    state = torch.get_rng_state()
+    for text in job.adapter.config.split("|"):
+        if is_auxiliary(text):
+            _add_part(model, job, name, *parse_adapter_config(text)[0])
+    torch.set_rng_state(state)
+
+
+def _add_part(model: Any, job: Job, name: str, kind: str, given: dict[str, Any]) -> None:
+    hidden = given.get("hidden", 128) if kind == "mlp" else 0
+    letters = given.get("attn_matrices", ["q", "v"]) if given.get("selfattn_lora", True) else []
+    wanted = [*letters, *(word for word in ("intermediate", "output") if given.get(f"{word}_lora"))]
+    family = model.config.model_type
+    matrices = MATRICES[ALIKE.get(family, family)]
+    for index, block in model.iter_layers():
+        if index in given.get("leave_out", []):
+            continue
+        for word in wanted:
+            path, matrix = _find(block, matrices.get(word) or matrices["qkv"], word)
+            rows, columns = matrix.weight.T.shape if family == "gpt2" else matrix.weight.shape
+            is_fused = word not in matrices
+            place = f"{path}.{name}" + (f".{WORDS[word]}" if is_fused else "")
+            delta = PlainDelta(columns, rows // 3 if is_fused else rows, hidden, _drawer(job.train.seed, index, place))
+            if not is_fused:
+                matrix.add_module(name, delta)
+            else:
+                if not hasattr(matrix, name):
+                    matrix.add_module(name, nn.ModuleDict())
+                getattr(matrix, name)[WORDS[word]] = delta
+            path_in = f"{name}.{WORDS[word]}" if is_fused else name
+            third = "qkv".index(word) if is_fused else 0
+            adding = _adding(path_in, given.get("alpha", 1.0), third, 3 if is_fused else 1)
+            matrix.register_forward_hook(adding, prepend=True)  # before a bottleneck that is plugged in
+
+
+def _find(block: nn.Module, end: str, word: str) -> tuple[str, Any]:
+    """The one module of a block at this place; BERT has another ``output.dense`` behind its attention."""
+    found = [
+        (path, module)
+        for path, module in block.named_modules()
+        if f".{path}".endswith(f".{end}") and not (word == "output" and path.startswith("attention"))
+    ]
+    assert len(found) == 1, (end, found)
+    return found[0]
+
+
+def _drawer(seed: int, index: int, place: str) -> Any:
+    def draw(name: str, shape: tuple[int, ...], inputs: int) -> torch.Tensor:
+        digest = hashlib.sha256(f"{seed}/auxiliary/{index}/{place}.{name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") & (2**63 - 1))
+        return torch.empty(shape).uniform_(-(inputs**-0.5), inputs**-0.5, generator=generator)
+
+    return draw
+
+
+def _adding(delta: str, alpha: float, third: int, parts: int) -> Any:
+    """The delta is looked up by its path, so that a copy of the matrix adds its own."""
+
+    def add(matrix: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+        chunks = list(output.chunk(parts, -1))
+        chunks[third] = chunks[third] + alpha * matrix.get_submodule(delta)(args[0])
+        return torch.cat(chunks, -1)
+
+    return add

@@ -7,7 +7,6 @@ and its gradient goes to the newest ones. The head is never stale. The schedule'
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ from ringtune.config.sections import learning_rate
 from ringtune.job.job import Job
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
-from tests.support.reference import adapter_of, inputs_of, targets_of, whole_model
+from tests.support.reference import adapter_of, inputs_of, micro_batches, targets_of, update, whole_model
 
 Tensors = dict[str, torch.Tensor]
 
@@ -84,9 +83,7 @@ class StaleProcess:
         for part in (*self.blocks, self.head):
             for name, value in part.items():
                 value.grad = grads[name]
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.job.train, item.step, self.plan.course.num_steps)
-        self.optimizer.step()
+        update(self.optimizer, learning_rate(self.job.train, item.step, self.plan.course.num_steps))
         for block, versions in zip(self.blocks, self.past, strict=True):
             versions.append(copied(block))
         self.losses.append(float(loss.detach()))
@@ -94,8 +91,8 @@ class StaleProcess:
     def loss(self, item: Item, used: Tensors) -> torch.Tensor:
         """The library's own mean loss of each micro-batch, weighted by its share of the targets."""
         batch = self.datasets[item.owner].batch(self.plan.course, item)
-        ends = list(itertools.accumulate(self.plan.course.microbatch_sizes(item.rows), initial=0))
-        parts = {micro: batch.rows(ends[micro], ends[micro + 1]) for micro in self.taking_part(item, len(ends) - 1)}
+        every = micro_batches(self.plan, item, batch)
+        parts = {micro: every[micro] for micro in self.taking_part(item, len(every))}
         all_targets = sum(targets_of(self.job.model.task, rows)[1] for rows in parts.values())
         losses: list[torch.Tensor] = []
         for micro, rows in parts.items():

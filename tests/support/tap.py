@@ -1,12 +1,10 @@
-"""A TCP tap between two processes: passes bytes on, keeps a copy, and may slow them down or hold them."""
+"""A TCP tap between two processes: passes bytes on, keeps a copy, and may hold or cut them."""
 
 from __future__ import annotations
 
 import contextlib
-import random
 import socket
 import threading
-import time
 from dataclasses import dataclass, field
 
 _PIECE_BYTES = 1 << 16
@@ -32,33 +30,54 @@ class Connection:
 
 
 class Tap:
-    """Listens on ``port`` and connects through to ``target_port``."""
+    """Listens on ``port`` and connects through to ``target_port``.
 
-    def __init__(self, target_port: int, *, delay_s: float = 0.0) -> None:
+    Attributes:
+        cut_at_bytes: of an answer, after which its connection ends; 0 = never.
+        hold_at_bytes: of an answer, after which it is held until ``passes`` is set; 0 = never.
+        cut_every: bytes of all openers, after each of which all connections end; 0 = never.
+        num_cuts: how often all connections were ended.
+        passes: lets go what is held.
+    """
+
+    def __init__(self, target_port: int) -> None:
         self.flows: list[Connection] = []
-        self.cut_at_bytes = self.hold_at_bytes = 0
-        self.passes = threading.Event()  # what is held
-        self._target_port = target_port
-        self._delay_s = delay_s
-        self._random = random.Random(5)
+        self.cut_at_bytes = self.hold_at_bytes = self.cut_every = self.num_cuts = 0
+        self.passes = threading.Event()
+        self.target_port = target_port
+        self._uncut_bytes, self._lock = 0, threading.Lock()
+        self._may_copy = threading.Event()
+        self._may_copy.set()
         self._sockets: list[socket.socket] = []
         self._is_closed = False
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
+        self.address = f"127.0.0.1:{self.port}"
         threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def sent(self) -> bytes:
+        """Everything that openers sent so far."""
+        return b"".join(bytes(flow.sent) for flow in list(self.flows))
 
     def close(self) -> None:
         """End every connection, and take no other."""
         self._is_closed = True
         self.passes.set()
+        self._may_copy.set()
         self._end(self._listener)
         self.cut()
 
     def cut(self) -> None:
         """End every connection; others may come."""
+        self.num_cuts += 1
         with contextlib.suppress(IndexError):  # none is left
             while True:
                 self._end(self._sockets.pop())
+
+    def freeze(self) -> None:
+        """Copy nothing more, close nothing."""
+        self._may_copy.clear()
 
     @staticmethod
     def _end(end: socket.socket) -> None:
@@ -73,7 +92,7 @@ class Tap:
             except OSError:
                 return
             try:
-                far = socket.create_connection(("127.0.0.1", self._target_port))
+                far = socket.create_connection(("127.0.0.1", self.target_port))
             except OSError:
                 near.close()
                 continue
@@ -88,18 +107,30 @@ class Tap:
             threading.Thread(target=self._pump, args=(far, near, flow, flow.received), daemon=True).start()
 
     def _pump(self, source: socket.socket, target: socket.socket, flow: Connection, copy: bytearray) -> None:
+        is_answer = flow.received is copy
         try:
             while piece := source.recv(_PIECE_BYTES):
+                self._may_copy.wait()
+                is_last = False
+                if (every := self.cut_every) and not is_answer:
+                    piece, is_last = self._counted(piece, every)
                 copy += piece
-                if self._delay_s:
-                    time.sleep(self._random.uniform(0, self._delay_s))
-                if flow.received is copy and 0 < self.hold_at_bytes <= len(copy):
+                if is_answer and 0 < self.hold_at_bytes <= len(copy):
                     self.passes.wait(_HOLD_S)
                 target.sendall(piece)
-                if flow.received is copy and 0 < self.cut_at_bytes <= len(copy):
+                if is_last:
+                    self.cut()
+                if is_answer and 0 < self.cut_at_bytes <= len(copy):
                     break
         except OSError:
             pass
         for end in (source, target):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
+
+    def _counted(self, piece: bytes, every: int) -> tuple[bytes, bool]:
+        """What of a piece goes through before the next cut, and whether that comes after it."""
+        with self._lock:
+            piece = piece[: every - self._uncut_bytes]
+            self._uncut_bytes = (self._uncut_bytes + len(piece)) % every
+            return piece, not self._uncut_bytes

@@ -35,26 +35,17 @@ def write_model(
     folder: Path, *, num_blocks: int = 4, hidden_size: int = 32, num_heads: int = 4, prefix: bool = False
 ) -> Path:
     """Write a random BERT (config, safetensors, tokenizer) that ``AutoModel`` and ``AutoTokenizer`` load."""
-    from safetensors.torch import save_file
-    from transformers import BertConfig, BertModel
-
-    folder.mkdir(parents=True, exist_ok=True)
-    config = BertConfig(
+    write_bert(
+        folder,
         vocab_size=len(vocabulary()),
         hidden_size=hidden_size,
-        num_hidden_layers=num_blocks,
-        num_attention_heads=num_heads,
+        num_blocks=num_blocks,
+        num_heads=num_heads,
         intermediate_size=2 * hidden_size,
+        prefix="bert." if prefix else "",
         max_position_embeddings=64,
         initializer_range=0.3,
-        architectures=["BertModel"],
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = BertModel(config)
-    state = {("bert." if prefix else "") + name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    config.save_pretrained(folder)
     write_tokenizer(folder, model_max_length=64)
     return folder
 
@@ -78,25 +69,28 @@ def write_bert(
     num_heads: int,
     intermediate_size: int,
     seed: int = 0,
+    prefix: str = "",
+    **config: Any,
 ) -> Path:
     """Write config and random safetensors weights of a BERT of any size, without a tokenizer."""
     from safetensors.torch import save_file
     from transformers import BertConfig, BertModel
 
     folder.mkdir(parents=True, exist_ok=True)
-    config = BertConfig(
+    values = BertConfig(
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         num_hidden_layers=num_blocks,
         num_attention_heads=num_heads,
         intermediate_size=intermediate_size,
         architectures=["BertModel"],
+        **config,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        state = BertModel(config).state_dict()
+        state = {prefix + name: tensor.contiguous() for name, tensor in BertModel(values).state_dict().items()}
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    config.save_pretrained(folder)
+    values.save_pretrained(folder)
     return folder
 
 

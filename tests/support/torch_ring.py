@@ -1,9 +1,10 @@
-"""The virtual ring with real tensors: one ``NodeExecutor`` per node, all in this process."""
+"""The virtual ring with real tensors, one ``NodeExecutor`` per node, all in this process; also from a checkpoint."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from ringtune.models.adapter_support import may_trim
 from ringtune.models.families import FAMILIES, family_named
 from ringtune.models.family import CHAT, LANGUAGE_TASKS
 from ringtune.models.folder import read_config
+from ringtune.run_control import events as rd
 from ringtune.run_control.events import Move
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.course import Course, FrozenWeights
@@ -32,12 +34,12 @@ from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Owner
 from ringtune.schedule.stages import saves_head
-from ringtune.schedule.turns import StepKind, Turn
+from ringtune.schedule.turns import StartPoint, StepKind, Turn
 from ringtune.storage.pieces import Pieces
 from ringtune.techniques.generation import generation_of
 from ringtune.techniques.initial_adapter import initial_values
 from tests.support import chat_models, reference, tiny
-from tests.support.recorded_ring import Carrier
+from tests.support.recorded_ring import Carrier, RecordedResult, RecordedRing
 from tests.support.tiny_data import SUFFIXES, labels_of, write_task_rows
 from tests.support.tiny_families import write_family
 
@@ -438,3 +440,36 @@ def family_writer(folder: Path) -> Callable[[str], Path]:
         return write_family_inputs(folder / model_type, model_type, TASKS[model_type])
 
     return write
+
+
+def run(plan: Plan, carrier: TorchCarrier, seed: int, *, start: StartPoint | None = None) -> RecordedResult:
+    """Run with random delays."""
+    rng = random.Random(seed)
+    return RecordedRing(
+        plan,
+        carrier=carrier,
+        action_s=lambda node, action: rng.random(),
+        message_s=lambda source, target, payload: rng.random(),
+        control_s=lambda node: rng.random(),
+        start=start,
+    ).run()
+
+
+def rebuilt(case: Case, plan: Plan, shards: dict[str, bytes], saved: rd.LogCheckpoint) -> TorchCarrier:
+    """New executors that go on from the shards of a checkpoint."""
+    carrier = make_carrier(case, plan)
+    for node, executor in carrier.executors.items():
+        with_head = saves_head(plan.course, node, saved.holder)
+        executor.load_shard(Pieces.of(shards[node]), shard_metadata(node, saved.step), with_head=with_head)
+    return carrier
+
+
+def holder_of(plan: Plan, result: RecordedResult) -> str:
+    """Who has the head at the end."""
+    last = [entry for entry in result.logged if isinstance(entry, rd.LogTurn)][-1]
+    return last.turn.owner
+
+
+def same_bits(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
+    """Whether two sets of tensors are equal in every bit."""
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)

@@ -1,7 +1,8 @@
 """Commands typed in this process: all that the command line does, without a new interpreter.
 
 Local nodes are processes as ever, forked from a template that outlives the command: importing torch and the model
-libraries takes most of the time of a short command, and proves nothing the second time.
+libraries takes most of the time of a short command, and proves nothing the second time. ``calling`` does the
+same for modules that the product starts as processes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
+from typing import Any
 
 import pytest
 
@@ -100,3 +102,15 @@ def typing(arguments: tuple[str, ...]) -> Iterator[None]:
         logging.getLogger("edge").setLevel(edge_level)
         for number, handler in signals.items():
             signal.signal(number, handler)
+
+
+def calling(module: ModuleType) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Return what stands in for ``subprocess.run`` where ``python -P -m MODULE ARGUMENTS`` is started."""
+
+    def run(command: Sequence[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        assert command[3] == module.__name__
+        with contextlib.redirect_stderr(io.StringIO()) as errors:
+            code = module.main(command[4:])
+        return subprocess.CompletedProcess(command, code, "", errors.getvalue())
+
+    return run

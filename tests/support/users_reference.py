@@ -95,15 +95,15 @@ def alone(case: Case, plan: Plan, *, interval: int = 1, turns: Turns = ()) -> tu
     for holding, item in every:
         batch = datasets[item.owner].batch(holding.course, item)
         _, all_targets = reference.targets_of(job.model.task, batch)
-        for micro, own in _micro_batches(holding, item, batch):
+        for micro, own in enumerate(reference.micro_batches(holding, item, batch)):
             rows[:] = rows_of_users(holding.course, item, micro)
             for one in at:
                 one.update(step=item.step, micro=micro)
             _backward(model, job, own, all_targets)
         num_steps = holding.course.num_steps
-        _update(often, job, item.step, num_steps)
+        reference.update(often, learning_rate(job.train, item.step, num_steps))
         if (item.step + 1) % interval == 0 or item is every[-1][1]:
-            _update(rare, job, item.step // interval, math.ceil(num_steps / interval))
+            reference.update(rare, learning_rate(job.train, item.step // interval, math.ceil(num_steps / interval)))
     found = {
         f"{user}/{index}.{name}": value.detach()
         for index, layer in enumerate(layers)
@@ -143,7 +143,7 @@ def together(case: Case, plan: Plan, *, turns: Turns = ()) -> Sets:
         with torch.no_grad():
             for name, value in sums.items():
                 value.copy_(torch.stack([scale[user] * _product(own[name]) for user, own in sets.items()]).sum(0))
-        for micro, own in _micro_batches(holding, item, batch):
+        for micro, own in enumerate(reference.micro_batches(holding, item, batch)):
             for user, positions in rows_of_users(holding.course, item, micro):
                 _backward(slots, job, _picked(own, positions), all_targets)
                 for name, value in sums.items():
@@ -151,7 +151,7 @@ def together(case: Case, plan: Plan, *, turns: Turns = ()) -> Sets:
                     _add_gradient(sets[user][name], scale[user] * value.grad)
                     value.grad = None
         for optimizer in optimizers:
-            _update(optimizer, job, item.step, holding.course.num_steps)
+            reference.update(optimizer, learning_rate(job.train, item.step, holding.course.num_steps))
     return {
         f"{user}/{name}": value.detach()
         for user, own in sets.items()
@@ -209,14 +209,6 @@ def _with_adapter(job: Job, adapter: str) -> Job:
     return parse_job(text, source="test")
 
 
-def _micro_batches(plan: Plan, item: Item, batch: Batch) -> list[tuple[int, Batch]]:
-    found, first = [], 0
-    for micro, size in enumerate(plan.course.microbatch_sizes(item.rows)):
-        found.append((micro, batch.rows(first, first + size)))
-        first += size
-    return found
-
-
 def _picked(batch: Batch, positions: tuple[int, ...]) -> Batch:
     return Batch(*(None if tensor is None else tensor[list(positions)] for tensor in batch))  # type: ignore[arg-type]
 
@@ -224,10 +216,3 @@ def _picked(batch: Batch, positions: tuple[int, ...]) -> Batch:
 def _backward(model: Any, job: Job, rows: Batch, all_targets: int) -> None:
     targets, count = reference.targets_of(job.model.task, rows)
     (model(**reference.inputs_of(model, rows), **targets).loss * (count / all_targets)).backward()
-
-
-def _update(optimizer: torch.optim.Optimizer, job: Job, step: int, num_steps: int) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate(job.train, step, num_steps)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)

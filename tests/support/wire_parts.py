@@ -1,13 +1,10 @@
-"""What the tests of the wire share: a small plan, a sink that remembers, a served node, a tapping proxy."""
+"""What the tests of the wire share: a small plan, a sink that remembers, a served node, a tap before it."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import queue
-import selectors
-import socket
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -25,6 +22,7 @@ from ringtune.schedule.run_shape import Owner
 from ringtune.transport.channels import Server, open_channel
 from ringtune.v1 import ring_pb2
 from tests.support.plans import changed, make_plan
+from tests.support.tap import Tap
 
 RUN = "run-1"
 WAIT_S = 30.0
@@ -178,116 +176,11 @@ def sender(address: str, by: Hello | None = None, target: str = "b", reopen_s: f
         made.link.close()
 
 
-class WireProxy:
-    """A proxy on a free port that copies bytes between a client and ``target`` and keeps the client's.
-
-    ``cut()`` closes all connections at once, as a dying peer does; ``freeze()`` stops copying but keeps
-    the connections, as a frozen peer does; with ``cut_every`` all are closed each time that so many bytes of clients
-    have passed.
-    """
-
-    def __init__(self, target: str, cut_every: int = 0) -> None:
-        self.cut_every, self.num_cuts, self._uncut_bytes = cut_every, 0, 0
-        host, _, port = target.rpartition(":")
-        self.target = (host, int(port))
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._peers: dict[socket.socket, socket.socket] = {}
-        self._upward: set[socket.socket] = set()
-        self._upward_bytes = bytearray()
-        self._lock = threading.Lock()
-        self._over, self._is_frozen = threading.Event(), False
-        self._thread = threading.Thread(target=self._copy, name="wire_proxy")
-        self._thread.start()
-
-    @property
-    def sent(self) -> bytes:
-        """Everything that clients sent so far."""
-        with self._lock:
-            return bytes(self._upward_bytes)
-
-    def cut(self) -> None:
-        """Close all connections."""
-        with self._lock:
-            self._cut()
-
-    def _cut(self) -> None:
-        self.num_cuts += 1
-        for side in list(self._peers):
-            self._close(side)
-
-    def freeze(self) -> None:
-        """Copy nothing more, close nothing."""
-        self._is_frozen = True
-
-    def stop(self) -> None:
-        """End the proxy."""
-        self._over.set()
-        self._thread.join(WAIT_S)
-        self.cut()
-        self._listener.close()
-        self._selector.close()
-
-    def _copy(self) -> None:
-        while not self._over.is_set():
-            if self._is_frozen:
-                self._over.wait(0.05)
-                continue
-            for key, _ in self._selector.select(timeout=0.05):
-                with self._lock:
-                    if key.fileobj is self._listener:
-                        self._accept()
-                    elif not self._is_frozen and key.fileobj in self._peers:
-                        self._pass_on(key.fileobj)
-
-    def _accept(self) -> None:
-        client, _ = self._listener.accept()
-        try:
-            server = socket.create_connection(self.target, timeout=WAIT_S)
-        except OSError:  # nobody listens there, or it ends just now
-            client.close()
-            return
-        for side, other in ((client, server), (server, client)):
-            side.settimeout(WAIT_S)
-            self._peers[side] = other
-            self._selector.register(side, selectors.EVENT_READ)
-        self._upward.add(client)
-
-    def _pass_on(self, side: socket.socket) -> None:
-        try:
-            data = side.recv(1 << 16)
-            if self.cut_every and side in self._upward:
-                data = data[: self.cut_every - self._uncut_bytes]
-                self._uncut_bytes += len(data)
-            self._peers[side].sendall(data)
-        except OSError:
-            data = b""
-        if side in self._upward:
-            self._upward_bytes += data
-        if not data:
-            self._close(side)
-        elif self.cut_every and self._uncut_bytes >= self.cut_every:
-            self._uncut_bytes = 0
-            self._cut()
-
-    def _close(self, side: socket.socket) -> None:
-        for end in (side, self._peers.get(side)):
-            if end is not None and end in self._peers:
-                self._selector.unregister(end)
-                del self._peers[end]
-                end.close()
-
-
 @contextlib.contextmanager
-def wire_proxy(target: str, cut_every: int = 0) -> Iterator[WireProxy]:
-    """A tapping proxy in front of ``target``, ended at the end."""
-    made = WireProxy(target, cut_every)
-    try:
-        yield made
-    finally:
-        made.stop()
+def wire_proxy(target: str) -> Iterator[Tap]:
+    """A tap in front of ``target``, closed at the end."""
+    with contextlib.closing(Tap(int(target.rpartition(":")[2]))) as tap:
+        yield tap
 
 
 def raw_acks(node: Receiver, messages: list[bytes]) -> list[ring_pb2.Ack]:

@@ -83,8 +83,8 @@ def pretrain(
     """
     recipe = recipe or Recipe()
     data = hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()
-    wanted = {**dataclasses.asdict(recipe), "data_sha256": data}
-    if _is_there(folder, wanted):
+    described = {**dataclasses.asdict(recipe), "data_sha256": data}
+    if _is_there(folder, described):
         say("the model is there already")
         return False
     say(f"training a vision transformer on {len(images):,} images, {recipe.epochs} epochs ...")
@@ -93,18 +93,18 @@ def pretrain(
     write_durably(folder / "model.safetensors", weights)
     write_durably(folder / "config.json", (config + "\n").encode())
     write_durably(folder / "preprocessor_config.json", (json.dumps(_PIXELS, indent=2) + "\n").encode())
-    written = {**wanted, "model_sha256": hashlib.sha256(weights).hexdigest()}
+    written = {**described, "model_sha256": hashlib.sha256(weights).hexdigest()}
     write_durably(folder / "recipe.json", (json.dumps(written, indent=2) + "\n").encode())
     return True
 
 
-def _is_there(folder: Path, wanted: dict[str, object]) -> bool:
+def _is_there(folder: Path, described: dict[str, object]) -> bool:
     try:
-        found = json.loads((folder / "recipe.json").read_text(encoding="utf-8"))
+        written = json.loads((folder / "recipe.json").read_text(encoding="utf-8"))
         weights = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     except (OSError, ValueError):
         return False
-    return bool(found == {**wanted, "model_sha256": weights})
+    return bool(written == {**described, "model_sha256": weights})
 
 
 @contextmanager

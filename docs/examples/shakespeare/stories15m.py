@@ -170,7 +170,7 @@ def tensors_of(weights: Mapping[str, Array], header: Header) -> dict[str, Array]
     }
     for block in range(header.num_blocks):
         prefix = f"model.layers.{block}."
-        tensors |= {f"{prefix}{name}.weight": weights[own][block] for name, own in names.items()}
+        tensors |= {f"{prefix}{name}.weight": weights[stored][block] for name, stored in names.items()}
         tensors[f"{prefix}self_attn.q_proj.weight"] = halves(weights["q"][block], header.num_heads)
         tensors[f"{prefix}self_attn.k_proj.weight"] = halves(weights["k"][block], header.num_kv_heads)
     return tensors
@@ -204,13 +204,13 @@ def _text_of(index: int, text: str) -> str:
 def merges_of(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
     """Every way to join two pieces to a third, the best-scored result first."""
     places = {piece.text: index for index, piece in enumerate(pieces)}
-    found = []
+    merges = []
     for text, score in pieces[_FIRST_WORD:]:
         for cut in range(1, len(text)):
             left, right = text[:cut], text[cut:]
             if left in places and right in places:
-                found.append((-score, places[left], places[right], (left, right)))
-    return [pair for *_, pair in sorted(found)]
+                merges.append((-score, places[left], places[right], (left, right)))
+    return [pair for *_, pair in sorted(merges)]
 
 
 def tokenizer_of(pieces: Sequence[Piece]) -> str:

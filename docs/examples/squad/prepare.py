@@ -79,9 +79,9 @@ def rows_of(articles: Sequence[Article]) -> Iterator[dict[str, object]]:
     """A row for each question: question, context, and all answers with where they begin."""
     for article in articles:
         for paragraph in article["paragraphs"]:
-            for asked in paragraph["qas"]:
-                answers = {key: [answer[key] for answer in asked["answers"]] for key in ("text", "answer_start")}
-                yield {"question": asked["question"], "context": paragraph["context"], "answer": answers}
+            for entry in paragraph["qas"]:
+                answers = {key: [answer[key] for answer in entry["answers"]] for key in ("text", "answer_start")}
+                yield {"question": entry["question"], "context": paragraph["context"], "answer": answers}
 
 
 def _bring_model(folder: Path, source: Path | None) -> None:

@@ -431,7 +431,7 @@ class PairWire:
 
     def num_values(self, sent: Tensors) -> int:
         """Count the numbers of the pairs as decoded, when a projection has many times as many."""
-        width = {f"{site}{_Z}": inputs for site, inputs in self._inputs.items()} if self._wire == VELORA else {}
+        width = {f"{site}{_Z}": inputs for site, inputs in self.inputs.items()} if self._wire == VELORA else {}
         return sum(
             value.shape[:2].numel() * width[name] if name in width else value.numel() for name, value in sent.items()
         )

@@ -288,9 +288,7 @@ def trained_blocks(extent: Extent, adapter: str) -> tuple[Range, ...]:
 
 
 VELORA_EXTRA: Final = 0.01
-"""Share e that VeLoRA adds to a block's work with a graph; measured by ``make bench-memory``, part ``saved``, as 0
-within the noise.
-"""
+"""Share e that VeLoRA adds to a block's work with a graph; measured (docs/figures.md) as 0 within the noise."""
 
 _FORWARD_SHARE: Final = 1 / 3
 """Forward over forward and backward together, if they were not measured."""

@@ -13,8 +13,8 @@ from ringtune.schedule.run_shape import Owner, UserRows
 from ringtune.techniques.offload import helped
 from tests.contract.costs.test_full_parameters_costs import plan
 from tests.support.cases import cases
-from tests.support.model_facts import ROUND as MODEL
 from tests.support.plans import changed, make_plan
+from tests.support.profiles import ROUND as MODEL
 
 SLICE = 2 * 10_000
 COPIES = 60_000 + 3_000

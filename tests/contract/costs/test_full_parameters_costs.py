@@ -13,8 +13,8 @@ from ringtune.schedule.methods import Hift
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.units import Range
 from tests.support.cases import cases
-from tests.support.model_facts import ROUND as MODEL
 from tests.support.plans import changed, make_plan
+from tests.support.profiles import ROUND as MODEL
 
 TOKENS = 2 * 16
 MATRIX = 8 * 2 * 4  # of a block's largest tensor

@@ -27,8 +27,8 @@ from ringtune.schedule.placement import Slice
 from ringtune.techniques.offload import helped
 from tests.contract.costs.test_full_parameters_costs import plan
 from tests.support.cases import cases
-from tests.support.model_facts import ROUND as MODEL
 from tests.support.plans import changed, make_plan
+from tests.support.profiles import ROUND as MODEL
 
 KNOWN = LinkFacts(source="a", target="b", rate_bytes_per_s=12e6, latency_s=0.002)
 

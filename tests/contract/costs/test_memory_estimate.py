@@ -37,9 +37,9 @@ from ringtune.techniques.base import Term
 from ringtune.techniques.offload import helped
 from tests.support.cases import cases
 from tests.support.fake_agents import MODEL as FAKE_MODEL
-from tests.support.model_facts import MINILM, small_model
 from tests.support.moves import slices_of
 from tests.support.plans import changed, make_method, make_plan, random_plan
+from tests.support.profiles import MINILM, small_model
 from tests.support.profiles import node as node_facts
 
 MODEL = small_model()

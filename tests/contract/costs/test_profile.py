@@ -22,7 +22,7 @@ from ringtune.costs.profile import (
 )
 from ringtune.errors import InvalidInputError
 from tests.support.cases import cases
-from tests.support.model_facts import MINILM
+from tests.support.profiles import MINILM
 
 MODEL = dataclasses.replace(MINILM, head_class_bytes=1540)
 FACTS = NodeFacts(

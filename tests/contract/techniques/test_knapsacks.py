@@ -20,7 +20,7 @@ from ringtune.techniques.operation_capacities import choice_of
 from ringtune.techniques.operations import OperationsSettings, choosers_of, expected_table
 from tests.contract.techniques.knapsack_reference import knapsack_scheduling
 from tests.support.cases import cases
-from tests.support.operation_choices import choosing_course, made_scores, random_scores
+from tests.support.choosing import choosing_course, made_scores, random_scores
 
 
 def columns(table: Operations) -> list[str]:

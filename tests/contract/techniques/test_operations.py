@@ -18,7 +18,7 @@ from ringtune.run_control.continuation import changed_keys, job_digest
 from ringtune.schedule.operation_tables import BatchOperations, BlockCapacity, Choice, Operations, ScheduledTable
 from ringtune.techniques.operations import choosers_of, expected_table, given_tables
 from tests.support.cases import cases
-from tests.support.operation_choices import choosing_course
+from tests.support.choosing import choosing_course
 
 JOB = Job(model=Model(path="m"))
 CHOSEN = {"operations.policy": "two-stage", "operations.compute": 0.6}

@@ -18,7 +18,7 @@ from ringtune.transport.retry import AT_WORK, RETRY_S, AttemptTerms, RetriedCall
 from ringtune.transport.status import abort, error_of_call
 from ringtune.v1 import control_pb2, control_pb2_grpc
 from tests.support.cases import cases
-from tests.support.failing_calls import DroppedCallError
+from tests.support.failpoints import DroppedCallError
 
 WAIT_S = 30.0
 LEASE_S = 60.0

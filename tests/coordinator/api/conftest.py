@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.in_process import calling
+from tests.support.typed import calling
 
 
 @pytest.fixture

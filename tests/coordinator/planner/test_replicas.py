@@ -34,10 +34,10 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.units import Range
 from ringtune.techniques.offload import check_plan, helpers_by_host
-from tests.support.model_facts import small_model
 from tests.support.moves import moving, slices_of
 from tests.support.planner_rings import MIB, QUICK, device
 from tests.support.plans import changed
+from tests.support.profiles import small_model
 
 
 @pytest.fixture(autouse=True)

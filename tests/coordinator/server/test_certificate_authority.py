@@ -72,7 +72,7 @@ from ringtune.transport.speaker import Removal, Speaker, speaking_as
 from ringtune.transport.status import error_of_call
 from ringtune.transport.tls import certificate_at, pinned_channel
 from ringtune.v1 import control_pb2, control_pb2_grpc, trust_pb2, trust_pb2_grpc
-from tests.support.failing_calls import DroppedCallError
+from tests.support.failpoints import DroppedCallError
 
 NOW_S = 1_800_000_000.0
 DAY_S = 86400.0

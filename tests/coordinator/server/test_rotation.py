@@ -46,7 +46,7 @@ from ringtune.transport.speaker import Speaker, speaker, speaking_as
 from ringtune.transport.status import error_of_call
 from ringtune.v1 import control_pb2, control_pb2_grpc, trust_pb2, trust_pb2_grpc
 from tests.coordinator.server.test_certificate_authority import ALICE, invited, membership, running
-from tests.support.failing_calls import DroppedCallError
+from tests.support.failpoints import DroppedCallError
 
 NOW_S = 1_800_000_000.0
 BEAT_S = 2.0

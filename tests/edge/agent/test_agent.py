@@ -29,9 +29,8 @@ from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.turns import turn_sequence
 from ringtune.techniques.audit import Exchange
 from ringtune.v1 import control_pb2
-from tests.support.fakes import WAIT_S, FakeExecutor
+from tests.support.fakes import ADDRESSES, JOB, OTHER, PLAN, RUN, WAIT_S, FakeExecutor, TwoAgents
 from tests.support.plans import changed, make_plan
-from tests.support.two_agents import ADDRESSES, JOB, OTHER, PLAN, RUN, TwoAgents
 
 TIMING = TimingRequest()
 

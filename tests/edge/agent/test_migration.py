@@ -37,13 +37,12 @@ from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensor
 from ringtune.transport.channels import Server
 from ringtune.v1 import control_pb2, control_pb2_grpc
 from tests.edge.checkpoint.test_snapshots import file_of
-from tests.support.fakes import WAIT_S
+from tests.support.fakes import ADDRESSES, OTHER, WAIT_S, FakeSnapshot, TwoAgents
+from tests.support.fakes import JOB as TWO_AGENTS_JOB
+from tests.support.fakes import PLAN as TWO_AGENTS_PLAN
+from tests.support.fakes import RUN as TWO_AGENTS_RUN
 from tests.support.moves import moving
 from tests.support.plans import make_plan
-from tests.support.two_agents import ADDRESSES, OTHER, FakeSnapshot, TwoAgents
-from tests.support.two_agents import JOB as TWO_AGENTS_JOB
-from tests.support.two_agents import PLAN as TWO_AGENTS_PLAN
-from tests.support.two_agents import RUN as TWO_AGENTS_RUN
 from tests.support.weights_parts import RUN, TIMEOUT_S, digest_at, serving, wait_until, write_bert
 
 PLAN = moving(make_plan([("a", 0, 3), ("b", 3, 4)], ["a"], num_steps=4), (1, (("a", 0, 1), ("b", 1, 4))))

@@ -28,8 +28,8 @@ from ringtune.transport.speaker import Removal, Removals, Speaker, speaking_as
 from ringtune.transport.status import error_of_status
 from ringtune.v1 import control_pb2
 from tests.coordinator.server.test_certificate_authority import running
+from tests.support.fakes import JOB, OTHER, RUN, FakeWorkshop, TwoAgents
 from tests.support.trust_parts import DAY_S
-from tests.support.two_agents import JOB, OTHER, RUN, FakeWorkshop, TwoAgents
 
 WAIT_S = 20.0
 

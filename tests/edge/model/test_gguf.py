@@ -38,9 +38,9 @@ from ringtune.models.folder import read_config, with_old_rope
 from tests.support import chat_models
 from tests.support import whole_models as whole
 from tests.support.chat_models import write_tokenizer
-from tests.support.in_process import calling
-from tests.support.lora_runs import ALL_MATRICES, lora_run
 from tests.support.tiny_families import write_family
+from tests.support.typed import calling
+from tests.support.whole_models import ALL_MATRICES, lora_run
 
 LLAMA_3 = {
     "rope_type": "llama3",

@@ -39,9 +39,9 @@ from tests.edge.model.test_gguf import LATER, LLAMA_3, SPECIAL, byte_level, of_p
 from tests.support import hand_ring as ring
 from tests.support.chat_models import write_tokenizer
 from tests.support.gguf_models import K_TYPES, add_tokenizer, random_blocks, write_base, write_gguf
-from tests.support.lora_runs import ALL_MATRICES, lora_run
 from tests.support.slice_memory import is_mapped
 from tests.support.tiny_families import write_family
+from tests.support.whole_models import ALL_MATRICES, lora_run
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "smollm3")
 GGUF = FrozenWeights(dtype="gguf")

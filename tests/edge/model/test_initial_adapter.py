@@ -31,8 +31,8 @@ from ringtune.storage.tensor_files import TensorFile
 from ringtune.techniques.initial_adapter import head_note, head_problem, initial_values
 from tests.features.initial import folder_with_adapter
 from tests.support.cases import cases
-from tests.support.in_process import calling
 from tests.support.tiny_families import write_family
+from tests.support.typed import calling
 
 LABELS = ("bad", "good")
 LIBRARY = sorted(name for name, (kind, _) in CONFIGURATIONS.items() if kind not in ("linear", "mlp"))

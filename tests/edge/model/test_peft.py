@@ -31,11 +31,11 @@ from ringtune.models.family import (
 from ringtune.models.peft import peft_class
 from ringtune.techniques.initial_adapter import initial_values
 from tests.support import whole_models as whole
-from tests.support.lora_runs import ALL_MATRICES, lora_run
 from tests.support.saved_runs import auxiliary_instead, users_instead, write_run
 from tests.support.stock_plugged import IN_EAGER
 from tests.support.tiny_data import labels_of
 from tests.support.tiny_families import DECODERS, MODEL_TYPES
+from tests.support.whole_models import ALL_MATRICES, lora_run
 
 SOME = "lora[r=3,alpha=3.5,attn_matrices=['k'],leave_out=[0,2],dropout=0.1]"
 FUSED = "lora[r=2,alpha=6,attn_matrices=['q','v']]"

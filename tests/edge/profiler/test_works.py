@@ -26,7 +26,7 @@ from ringtune.models.families import DESCRIBED
 from ringtune.models.family import CAUSAL_LM
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.course import FrozenWeights
-from tests.bench.memory_boards import LlamaShape, write_llama
+from tests.bench.memory import LlamaShape, write_llama
 from tests.support import hand_ring as ring
 from tests.support import tiny
 from tests.support.plans import make_plan

@@ -21,7 +21,7 @@ from ringtune.run_control.events import LogStep
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.turns import Item, StartPoint, Turn, items, turn_sequence
 from ringtune.v1 import control_pb2
-from tests.support.failing_calls import DroppedCallError
+from tests.support.failpoints import DroppedCallError
 from tests.support.fake_agents import job
 from tests.support.plans import changed, make_plan
 from tests.support.replay import replay

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +12,61 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from edge.model.skeleton import Skeleton, build_skeleton
-from edge.model.slice import materialise
+from edge.model.slice import BlockRunner, materialise
 from edge.model.tensor_files import SafetensorsFiles
-from edge.techniques.activation_checkpointing import PackedMasks, saved_tensors, storage_bytes
+from edge.techniques.activation_checkpointing import (
+    BlockForward,
+    PackedMasks,
+    SavedActivations,
+    run_saving,
+    saved_tensors,
+    storage_bytes,
+)
 from ringtune.costs.memory_sizes import drawn_token_bytes
 from ringtune.costs.model_facts import model_facts
 from ringtune.job.job import Job, parse_job
-from ringtune.schedule.units import Range
+from ringtune.schedule.placement import Placement
+from ringtune.schedule.units import Range, Units
 from tests.support import tiny_families
-from tests.support.block_stack import Stack
+
+
+class Stack:
+    """All blocks of a skeleton, each of which trains, forward and back as at a node under a policy; none is updated."""
+
+    def __init__(self, skeleton: Skeleton, *, dropout: float, recompute: Sequence[Range] = ()) -> None:
+        self.num_blocks = len(skeleton.blocks)
+        self._skeleton, self._runner = skeleton, BlockRunner(skeleton, dropout=dropout, seed=0)
+        self._placement = Placement(slices=(), private_blocks=self.num_blocks, recompute=tuple(recompute))
+
+    def forward(self, hidden: torch.Tensor, mask: torch.Tensor) -> tuple[SavedActivations, torch.Tensor]:
+        """Run all blocks for one micro-batch; a gradient of its input is asked for."""
+        with torch.no_grad():
+            context = self._runner.context(hidden, mask)
+        forward = BlockForward(
+            blocks=self._runner,
+            mask=mask,
+            context=context,
+            trained=Units.of(self.num_blocks, range(self.num_blocks)),
+            lowest=-1,
+            train_at=(0, 0),
+            patterns={},
+            watched=lambda start, stop: contextlib.nullcontext(),
+            version=contextlib.nullcontext,
+            projections=None,
+        )
+        return run_saving(forward, hidden, 0, self.num_blocks, self._placement)
+
+    def saved_bytes(self, hidden: torch.Tensor, mask: torch.Tensor) -> float:
+        """Bytes that a block keeps for its backward for each token, padding included; the mean over all blocks.
+
+        What the blocks share, such as the attention mask, is divided among them.
+        """
+        saved, _ = self.forward(hidden, mask)
+        weights = storage_bytes([*self._skeleton.model.parameters(), *self._skeleton.model.buffers()])
+        saved_at = storage_bytes(saved.tensors())
+        kept = sum(size for address, size in saved_at.items() if address not in weights)
+        return kept / (mask.numel() * self.num_blocks)
+
 
 ROWS, TOKENS, WIDTH = 2, 16, 32
 LORA = "lora[r=4,attn_matrices=['q','k','v'],intermediate_lora=True,output_lora=True]"

@@ -399,7 +399,7 @@ def test_link_to_a_peer_that_is_gone_breaks_at_once() -> None:
                 assert why in out.broken.get(timeout=WAIT_S)[1]
         node.servicer.expect(expectation(reopen_s=WAIT_S), node.sink)
         with sender(proxy.address, reopen_s=10 * WAIT_S) as out:
-            proxy.stop()
+            proxy.close()
             assert "nothing listens there any more" in out.broken.get(timeout=WAIT_S)[1]
 
 
@@ -410,7 +410,7 @@ def test_link_that_stays_broken_is_lost_after_its_time() -> None:
         wire_proxy(node.address) as proxy,
         sender(proxy.address, reopen_s=0.2) as out,
     ):
-        proxy.target = ("127.0.0.1", 1)
+        proxy.target_port = 1
         proxy.cut()
         assert out.broken.get(timeout=WAIT_S)[0] == "b"
         lost = node.sink.next()

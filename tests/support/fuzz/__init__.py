@@ -1,1 +1,0 @@
-"""Hostile bytes for everything that reads what another machine, or a disk, has given."""
