@@ -86,7 +86,9 @@ def plan_of(rng: random.Random) -> Plan:
             return plan
 
 
-def check_left(ring: RecoveringRing, result: RecordedResult, plan: Plan, away: list[tuple[int, str]], seed: int) -> None:
+def check_left(
+    ring: RecoveringRing, result: RecordedResult, plan: Plan, away: list[tuple[int, str]], seed: int
+) -> None:
     """What is left without owners that were away was done, each step and evaluation once, in turns that nodes know."""
     assert trained(result) == without_owners(train_items(plan.course), away), seed
     assert ring.surprises == [], seed
