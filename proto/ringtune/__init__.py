@@ -8,7 +8,7 @@ The names of the API are loaded at their first use, through the entry points of 
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ _GROUP = "ringtune.api"
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'ringtune' has no attribute {name!r}")
-    value = globals()[name] = load_target(targets_of(_GROUP)[name])
+    value = globals()[name] = pkgutil.resolve_name(targets_of(_GROUP)[name])
     return value
 
 
@@ -45,9 +45,3 @@ def targets_of(group: str) -> dict[str, str]:
     if project.get("name") == "ringtune":
         targets |= project["entry-points"][group]
     return dict(sorted(targets.items()))
-
-
-def load_target(target: str) -> Any:
-    """Import and return the object ``module:attribute``; raises ``ModuleNotFoundError``."""
-    module_name, _, attribute = target.partition(":")
-    return getattr(importlib.import_module(module_name), attribute)

@@ -1,5 +1,3 @@
-import typing
-
 from coordinator.api.members import Coordinator as Coordinator
 from coordinator.api.members import connect as connect
 from coordinator.api.plan import plan as plan
@@ -13,5 +11,4 @@ from coordinator.api.what_if import what_if as what_if
 __all__: list[str]
 __version__: str
 
-def load_target(target: str) -> typing.Any: ...
 def targets_of(group: str) -> dict[str, str]: ...

@@ -12,6 +12,7 @@ import errno
 import json
 import logging
 import os
+import pkgutil
 import sys
 import traceback
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ import typer
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
-from ringtune import __version__, load_target, targets_of
+from ringtune import __version__, targets_of
 from ringtune.errors import InterruptedRunError, RingTuneError, StorageError, UsageError
 from ringtune.machine.process import guard_outputs, lost_output, mark_command_process
 from ringtune.options import RENAMED
@@ -57,7 +58,7 @@ def all_commands() -> dict[str, Any]:
 
 def _load(name: str, target: str) -> Any:
     try:
-        target_object = load_target(target)
+        target_object = pkgutil.resolve_name(target)
     except ModuleNotFoundError as error:
         return _missing(name, str(error.name))
     app = target_object if isinstance(target_object, typer.Typer) else typer.Typer(add_completion=False)
