@@ -185,7 +185,7 @@ def comparison_lines(before: PredictedPlan, after: PredictedPlan) -> list[str]:
 
 
 def loss_lines(losses: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a line for each loss of nodes at once, with what follows, and how often the run goes on."""
+    """Return a line for each loss of nodes at once, with what follows, and how often the run continues."""
     rows = []
     for row in losses:
         moves = f"after {format_seconds(row['seconds'])}" if row["seconds"] else "no blocks move"

@@ -166,7 +166,7 @@ def open_database(url: str, *, lease_s: float = 10.0) -> Database:
 def begin_again(why: str, *, is_ending: bool) -> None:
     """Make this process a standby without a call to its nodes: they keep the run for whoever has taken over.
 
-    The command line is executed anew in its place, so that no thread of the former holder goes on. A process that was
+    The command line is executed anew in its place, so that no thread of the former holder continues. A process that was
     told to end, or can't be executed anew, ends.
     """
     with contextlib.suppress(OSError, ValueError):  # a terminal that is gone

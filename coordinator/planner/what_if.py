@@ -302,7 +302,7 @@ class LossResult:
     Attributes:
         why: why the run ends, or waits.
         awaited: owners for which it waits.
-        layout: in which it goes on; empty if it ends.
+        layout: in which it continues; empty if it ends.
         seconds: of the move to this layout by the planner's formula, without those in which the loss is noticed; 0 if
             no blocks move, None if the run ends.
     """

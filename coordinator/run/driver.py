@@ -367,7 +367,7 @@ class Participants:
                 yield node, lost_message(node, silent_s, self.lease_s)
 
     def release(self, node: str, reason: str, *, is_finished: bool = False) -> None:
-        """Release a node from the work, whatever else goes on."""
+        """Release a node from the work, in any phase."""
         self.nodes -= {node}
         self._releases[node] = self.calls[node].release(reason, is_finished=is_finished)
 
@@ -390,7 +390,7 @@ class Work(Protocol):
         """Take a node's report, from any thread; raises ``RingTuneError``."""
 
     def begin_after(self, failed: RingTuneError) -> Driver | None:
-        """Begin the work that goes on in place of this one, which has failed; None = the failure is the end."""
+        """Begin the work that continues in place of this one, which has failed; None = the failure is the end."""
 
     def finish_files(self) -> None:
         """Complete the growing files, however the work ended."""
@@ -405,7 +405,7 @@ class Driver:
         on_end: called once, when every node is released.
 
     Attributes:
-        after: the work that goes on in place of this one, which has failed; None = there is none.
+        after: the work that continues in place of this one, which has failed; None = there is none.
     """
 
     def __init__(self, participants: Participants, work: Work, on_end: Callable[[], None]) -> None:
@@ -424,7 +424,7 @@ class Driver:
         self._thread.start()
 
     def stop(self, reason: str) -> None:
-        """Ask for the end of the work, or of that which goes on in its place, at once."""
+        """Ask for the end of the work, or of that which continues in its place, at once."""
         with self._handing_over:
             self._stop_reason, after = reason, self.after
         if after is not None:

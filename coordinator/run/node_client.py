@@ -425,10 +425,10 @@ class AgentCalls:
     ) -> None:
         """Fetch the node's results into an empty folder, with files of ``users``; ``on_result`` gets them by name.
 
-        A node that sends more than ``max_bytes``, or less than ``in_time`` allows, fails; one of a run that goes on
+        A node that sends more than ``max_bytes``, or less than ``in_time`` allows, fails; one of a run that continues
         sends no totals. Else that may take as long as it does: ``on_progress`` is called while bytes arrive. With
         ``best_step`` a node keeps its results on its disk, beside those of ``needed_steps``, and sends none if the run
-        goes on, else those that it kept at that step.
+        continues, else those that it kept at that step.
         """
         request.run_id = self._run_id
         names = (*part_files(users), _TOTALS)

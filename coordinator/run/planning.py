@@ -245,7 +245,7 @@ class RunPlanner:
             self._look_if_all_answered()
 
     def _leaves_out(self, facts: Mapping[str, NodeFacts]) -> bool:
-        """Whether nodes that have another model than most leave the run, which goes on without them.
+        """Whether nodes that have another model than most leave the run, which continues without them.
 
         Where the run needs one of them it ends with that.
         """

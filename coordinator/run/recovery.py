@@ -178,7 +178,7 @@ class Reports:
             of_node.pop(node, None)
 
     def forgive(self) -> None:
-        """Drop all complaints, and what is kept of turns that are repeated: the run goes on without the lost nodes."""
+        """Drop all complaints, and what is kept of repeated turns: the run continues without the lost nodes."""
         self.suspicions.forgive()
         self._scores, self._copies, self._kept = {}, {}, {}
 

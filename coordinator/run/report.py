@@ -298,7 +298,7 @@ class RunLedger:
         return {"kind": "move", **entry}
 
     def node_failed(self, node: str, error: str, message: str) -> dict[str, Any]:
-        """Note the error of a node without which the run goes on; return its entry of the report."""
+        """Note the error of a node without which the run continues; return its entry of the report."""
         self._node_errors.append(entry := {"step": self._steps_done, "node": node, "error": error, "message": message})
         return entry
 

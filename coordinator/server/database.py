@@ -369,7 +369,7 @@ class Database:
 
         Args:
             folder: of the runs; a run that the database lacks is removed from it.
-            record: name of a run's file that is replaced as the run goes on; the others never change.
+            record: name of a run's file that is replaced as the run continues; the others never change.
             log: name of a run's file of events.
 
         Raises:

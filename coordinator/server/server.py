@@ -555,7 +555,7 @@ class CoordinatorServer:
 
     Attributes:
         address: ``host:port`` where it listens.
-        advance_rotation: goes on with a rotation of the authority that is due, as heartbeats do.
+        advance_rotation: continues a rotation of the authority that is due, as heartbeats do.
 
     Raises:
         UsageError: ``bind`` leaves this machine without ``insecure``.

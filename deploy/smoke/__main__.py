@@ -108,7 +108,7 @@ class Environment:
 
 
 class Started:
-    """A command that goes on, and prints what happens as JSON; one that is silent too long is killed."""
+    """A command that continues, and prints what happens as JSON; one that is silent too long is killed."""
 
     def __init__(self, line: list[str], process: subprocess.Popen[str]) -> None:
         self._line, self._process = line, process

@@ -237,7 +237,7 @@ class Testbed:
         return groups.memory_use(self._mounts, self.layout.name, f"board-{self.layout.board(on).name}")
 
     def lower_memory(self, on: str, limit_bytes: int) -> None:
-        """Lower the memory limit of a board, whose agent goes on; raises ``RingTuneError``."""
+        """Lower the memory limit of a board, whose agent continues; raises ``RingTuneError``."""
         folder = self._mounts.memory / self.layout.name / f"board-{self.layout.board(on).name}"
         groups.apply(groups.memory_settings(self._mounts, folder, limit_bytes))
 
@@ -248,7 +248,7 @@ class Testbed:
         groups.apply(reversed(groups.memory_settings(self._mounts, folder, board.memory_bytes)))
 
     def set_cores(self, on: str, cores: float) -> None:
-        """Give a board another quota of processor time, while its agent goes on."""
+        """Give a board another quota of processor time, while its agent continues."""
         board = dataclasses.replace(self.layout.board(on), cpu_cores=cores)
         groups.apply(groups.quota_settings(self._mounts, self.layout, board))
 

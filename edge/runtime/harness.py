@@ -77,7 +77,7 @@ class HarnessModel:
         return self._template.text
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Write messages out, up to an answer to them, or the last one, which goes on."""
+        """Write messages out, up to an answer to them, or the last one, which continues."""
         from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
 

@@ -135,7 +135,7 @@ class Data:
             one.
         append_eos: whether rows of causal-lm end with the end-of-text token, so that the model learns where to end;
             blocks of a plain text and rows that are cut do not. true if not given, and filled in when a run begins; a
-            run that began without this key goes on without these tokens.
+            run that began without this key continues without these tokens.
         user: column with the name of the row's user, for ``offload.users``. Empty: all rows of a node belong to one
             user, named as the node. Names of users and their numbers of rows leave the node; they are in the plan.
         missing: a row without a value in a column of the task: error = the file is refused; skip = the row is left out

@@ -243,7 +243,7 @@ class Resume:
         return Plan(self.plan.course, kept[:1] if stay_reason(self.plan.course) else kept)
 
     def whole(self, placement_number: int) -> Plan:
-        """Return the plan of a run that goes on from a placement: those before it, and ``rest``."""
+        """Return the plan of a run that continues from a placement: those before it, and ``rest``."""
         before = (placement for placement in self.plan.placements if placement.placement_number < placement_number)
         return Plan(self.plan.course, (*before, *self.rest(placement_number).placements))
 

@@ -287,7 +287,7 @@ class LogRecovery(NamedTuple):
 
 
 class LogNodeError(NamedTuple):
-    """Log the error for which a run goes on without a node, of its class ``error``."""
+    """Log the error for which a run continues without a node, of its class ``error``."""
 
     node: str
     error: str

@@ -34,7 +34,7 @@ have stopped and keep the tensors of the last committed turn::
 
 A run that leaves out a lost owner takes it back, once it has joined: no train turn is granted any more, and when every
 open turn is committed all go on from there, in the same placement, with the owner's turns (``migration.with_owner``).
-Where all parameters train no turn is granted after the next checkpoint, the run ends with it, and another one goes on
+Where all parameters train no turn is granted after the next checkpoint, the run ends with it, and another one continues
 from there with the owner's turns.
 """
 
@@ -140,7 +140,7 @@ def end_reason(lost: str, course: Course, kept: CopyHolders, policy: RecoveryPol
 
 
 class LossOutcome(NamedTuple):
-    """Why the run ends with the loss of some nodes at once, empty = it goes on: after owners that it awaits are back.
+    """Why the run ends with the loss of some nodes at once, empty = it continues: after owners that it awaits are back.
 
     ``course`` is without the owners that it leaves out.
     """
@@ -299,7 +299,7 @@ class BadSteps:
 
 
 class OwnErrors:
-    """Errors that nodes report of themselves: the run goes on without such a node, as without a lost one.
+    """Errors that nodes report of themselves: the run continues without such a node, as without a lost one.
 
     A full disk, memory that is too small, weights that are missing, a fault in the program at this node. What a node
     says is believed of itself only. An error of the same class before the steps are trained again that were granted

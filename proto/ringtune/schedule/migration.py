@@ -383,7 +383,7 @@ class CopyHolders:
         return self._heads[0] if self._heads else ""
 
     def head_owner(self, owners: Sequence[str]) -> str:
-        """Return the owner of ``owners`` that goes on with the head: the one that had it, else one that keeps it."""
+        """Return the owner of ``owners`` that continues with the head: the one that had it, else one that keeps it."""
         return next((node for node in (self.owner, *self._heads, *owners) if node in owners), "")
 
     def note(self, node: str, turn: int, digests: Iterable[tuple[int, str]]) -> None:

@@ -104,7 +104,7 @@ class Plan:
         return tuple(self.at(placement.placement_number) for placement in self.placements)
 
     def after(self, step: int) -> Plan:
-        """Return the part in which a run goes on after ``step`` steps."""
+        """Return the part in which a run continues after ``step`` steps."""
         held = [placement for placement in self.placements if first_step(self.course, placement) <= step]
         return self.at((held or self.placements[:1])[-1].placement_number)
 

@@ -83,8 +83,8 @@ class OffloadSettings:
             float32 change the result.
         merged: whether hosts hold linear adapters inside the matrices beside them, so that their memory does not
             depend on the adapters; the result has the rounding of a matrix.
-        overlap: whether a host goes on to the next step of its turn before its helper has updated; its adapters are one
-            step behind then, and the result is another one.
+        overlap: whether a host continues with the next step of its turn before its helper has updated; its adapters are
+            one step behind then, and the result is another one.
         users: joint = all rows train one set of adapters; alone = each user's rows train a set of their own;
             collaboration = they do, and every row goes through the sum of all sets.
         adapters: adapter configurations of single users, as in ``{"anna" = "linear"}``, who have them in place of
