@@ -122,7 +122,7 @@ def _require_nodes(plan: Plan, setup: LocalSetup) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Face:
+class RunDisplay:
     """How the caller of ``train`` shows a run.
 
     Attributes:
@@ -146,7 +146,7 @@ def _follow(
     request: RunRequest,
     folder: RunFolder,
     ring: Ring,
-    face: Face,
+    face: RunDisplay,
     notes: Sequence[str],
     *,
     local: int,
@@ -260,7 +260,7 @@ def train(
     coordinator: str = "",
     out: str | PathLike[str] | None = None,
     wait: bool = True,
-    progress: bool | Face = True,
+    progress: bool | RunDisplay = True,
     resume: bool = False,
     replace: bool = False,
     plan: PlanLike = None,
@@ -347,7 +347,7 @@ def train(
             choices=choices,
             initial=initial_file(to_run, folder if resume else None),
         )
-        face = progress if isinstance(progress, Face) else _python_face(folder, is_shown=progress)
+        face = progress if isinstance(progress, RunDisplay) else _python_face(folder, is_shown=progress)
         anew = resume and start is None
         files = RunFolder(folder, replace=replace or resume, resume=resume, begins_anew=anew, say=face.say)
 
@@ -369,9 +369,9 @@ def train(
         return Run(folder, insecure=insecure, process=process)
 
 
-def _python_face(folder: Path, *, is_shown: bool) -> Face:
+def _python_face(folder: Path, *, is_shown: bool) -> RunDisplay:
     again = f"resume with train(out={str(folder)!r}, resume=True) and the same nodes"
-    return Face(
+    return RunDisplay(
         show=lambda: choose_progress(is_shown),
         resume_hint=lambda step: f"saved up to step {step}; {again}",
         say=_LOG.warning,
@@ -402,7 +402,7 @@ def _new_folder() -> Path:
 
 
 def _in_background(
-    request: RunRequest, files: RunFolder, face: Face, options: Mapping[str, object]
+    request: RunRequest, files: RunFolder, face: RunDisplay, options: Mapping[str, object]
 ) -> subprocess.Popen[bytes]:
     """Start ``ringtune train`` as a process of its own: as typed, or with the job from a file in the run's folder.
 

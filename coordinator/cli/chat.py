@@ -57,7 +57,7 @@ def chat(
             stack.enter_context(process)
         for line in process.ready.lines():
             typer.echo(line, err=True)
-        talk = Talk(process, how, system, show=_nothing if json else _show)
+        talk = ChatSession(process, how, system, show=_nothing if json else _show)
         for line in _typed() if is_terminal else _piped():
             said = talk.take(line, is_lenient=is_terminal)
             if said is None:
@@ -66,7 +66,7 @@ def chat(
                 typer.echo(json_module.dumps({"event": "answer", **said}))
 
 
-class Talk:
+class ChatSession:
     """A conversation, or with a model without template texts that are continued.
 
     Args:

@@ -80,7 +80,7 @@ def train(
     # of a detached run only the record of where it is driven is written here
     with tempfile.TemporaryDirectory(prefix="ringtune-") if out is None else contextlib.nullcontext(out) as given:
         folder = Path(given)
-        face = api.Face(
+        face = api.RunDisplay(
             show=lambda: make_progress(as_json=json),
             resume_hint=lambda step: resume_hint(step, _typed(sys.argv[1:], job, folder, local)),
             say=str if json else typer.echo,

@@ -14,8 +14,7 @@ from coordinator.planner.phases import PhasesReason
 from coordinator.planner.planned import HelpersReason, Planned
 from coordinator.planner.replicas import ReplicasReason
 from coordinator.planner.ring_costs import RingCosts, with_fewer_depths, with_mean_owner
-from coordinator.planner.search import Candidate, block_s, both_seconds, plan_of, slices_of
-from coordinator.planner.search import Choice as SearchChoice
+from coordinator.planner.search import Candidate, RingChoice, block_s, both_seconds, plan_of, slices_of
 from coordinator.planner.step_time import Ring, job_s, step_times
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.schedule.plan import Plan
@@ -152,7 +151,7 @@ def explain(planned: Planned, *, relative: bool, optimizer: str = "adamw", dropo
     )
 
 
-def _nodes(choice: SearchChoice, plan: Plan) -> Iterator[NodeReason]:
+def _nodes(choice: RingChoice, plan: Plan) -> Iterator[NodeReason]:
     costs, caps = choice.costs, choice.caps
     trial = with_mean_owner(with_fewer_depths(costs, _DEPTHS_OF_TRIALS))
     hosts = [piece.node for piece in plan.placement.slices]
@@ -175,7 +174,7 @@ def _helps(plan: Plan, node: str) -> str:
     return ", ".join(f"{plan.placement.host_of(helper.start)}'s {helper.text}" for helper in helpers)
 
 
-def _reason(choice: SearchChoice, trial: RingCosts, node: int, plan: Plan) -> str:
+def _reason(choice: RingChoice, trial: RingCosts, node: int, plan: Plan) -> str:
     costs, caps, ring = choice.costs, choice.caps, choice.best.ring
     name = costs.names[node]
     if plan.course.method.max_hosts == 1:
@@ -216,7 +215,7 @@ def _ring_fits(caps: MemoryCaps, costs: RingCosts, ring: Ring) -> bool:
     return not any(caps.lacking(piece.node, piece.start, piece.stop, above) for above, piece in enumerate(hosts))
 
 
-def _second(choice: SearchChoice) -> Runner | None:
+def _second(choice: RingChoice) -> Runner | None:
     """Return the best plan among the runners-up and the rings one move away from the chosen ring, if any.
 
     Simulated plans precede all others.

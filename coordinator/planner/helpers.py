@@ -24,7 +24,7 @@ from coordinator.planner.draft import Draft
 from coordinator.planner.judge import Ranking, simulated_job_s
 from coordinator.planner.limits import Effort
 from coordinator.planner.planned import Fitting, HelpersReason, Planned, Trial, first_that_fits
-from coordinator.planner.search import Choice, block_s
+from coordinator.planner.search import RingChoice, block_s
 from ringtune.costs.profile import Profile
 from ringtune.errors import CapacityError, JobError, StorageError
 from ringtune.job.job import Job
@@ -35,7 +35,7 @@ MAX_TRIED: Final = 3
 """Most nodes that are tried as the helper of one host: those with the fastest blocks."""
 
 
-def chosen_with(choice: Choice | None, taken: Mapping[str, str], seconds: float | None) -> Choice | None:
+def chosen_with(choice: RingChoice | None, taken: Mapping[str, str], seconds: float | None) -> RingChoice | None:
     """Return the choice of a plan with helpers: explanations and predictions read it."""
     if choice is None:
         return None

@@ -27,8 +27,8 @@ from coordinator.planner.replicas import choose_replicas
 from coordinator.planner.ring_costs import RingCosts
 from coordinator.planner.search import (
     Candidate,
-    Choice,
-    Settled,
+    RingChoice,
+    SettledRing,
     as_alike,
     block_s,
     choose_plan,
@@ -283,8 +283,8 @@ def _with_replicas(
 
 
 def _judged_again(
-    job: Job, choice: Choice, drafted: Plan, model: ModelFacts, profile: Profile, effort: Effort
-) -> Settled:
+    job: Job, choice: RingChoice, drafted: Plan, model: ModelFacts, profile: Profile, effort: Effort
+) -> SettledRing:
     """Judge the chosen ring with its settled operations, and with equal counts for all nodes."""
 
     def judged(variant: Job) -> tuple[Candidate, RingCosts]:
@@ -295,7 +295,7 @@ def _judged_again(
 
     best, costs = judged(job)
     equal = judged(job.with_overrides({"operations.balance": False}))[0] if job.operations.balance else None
-    return Settled(best=best, costs=costs, equal=equal)
+    return SettledRing(best=best, costs=costs, equal=equal)
 
 
 def planned_as(

@@ -139,7 +139,7 @@ def choose_phases(
     return (_moving(way, starts) if is_taken else None), reason
 
 
-class _Stretch(NamedTuple):
+class _TurnsOfDepth(NamedTuple):
     """Consecutive turns that begin at one depth."""
 
     depth: int
@@ -176,9 +176,9 @@ def _refusal_reason(plan: Plan, activations: str) -> str:
     return stay_reason(plan.course)
 
 
-def _starts(plan: Plan, costs: RingCosts) -> list[_Stretch]:
+def _starts(plan: Plan, costs: RingCosts) -> list[_TurnsOfDepth]:
     """Return the stretches of turns, by the depth of the first step of each turn."""
-    course, stretches = plan.course, list[_Stretch]()
+    course, stretches = plan.course, list[_TurnsOfDepth]()
     turns = range(0, course.num_steps, course.local_iterations)
     steps_at = [(turn, len(course.method.trained(course, step).blocks)) for turn, step in enumerate(turns)]
     for turn, depth in steps_at:
@@ -188,15 +188,15 @@ def _starts(plan: Plan, costs: RingCosts) -> list[_Stretch]:
         if stretches and stretches[-1].depth == depth:
             stretches[-1] = stretches[-1]._replace(steps=stretches[-1].steps + length)
         else:
-            stretches.append(_Stretch(depth, turn, step, length))
+            stretches.append(_TurnsOfDepth(depth, turn, step, length))
     return stretches
 
 
-def _steps_s(step_s: Mapping[int, float], starts: Sequence[_Stretch]) -> float:
+def _steps_s(step_s: Mapping[int, float], starts: Sequence[_TurnsOfDepth]) -> float:
     return sum(stretch.steps * step_s[stretch.depth] for stretch in starts)
 
 
-def _best_way(step_s: _StepTimes, starts: Sequence[_Stretch], moves_s: _MoveTimes) -> tuple[float, list[Plan]]:
+def _best_way(step_s: _StepTimes, starts: Sequence[_TurnsOfDepth], moves_s: _MoveTimes) -> tuple[float, list[Plan]]:
     """Return the least seconds of steps and moves, and the plan for each stretch that gives them."""
     ways = [(_steps_s(seconds_at, starts[:1]), [plan]) for plan, seconds_at in step_s.items()]
     for stretch in starts[1:]:
@@ -214,7 +214,7 @@ def _best_way(step_s: _StepTimes, starts: Sequence[_Stretch], moves_s: _MoveTime
 
 
 def _phases(
-    way: Sequence[Plan], starts: Sequence[_Stretch], step_s: _StepTimes, fixed: Plan, moves_s: _MoveTimes
+    way: Sequence[Plan], starts: Sequence[_TurnsOfDepth], step_s: _StepTimes, fixed: Plan, moves_s: _MoveTimes
 ) -> Iterator[Phase]:
     before: Plan | None = None
     for plan, pairs in itertools.groupby(zip(way, starts, strict=True), key=lambda pair: pair[0]):
@@ -229,7 +229,7 @@ def _phases(
         before = plan
 
 
-def _moving(way: Sequence[Plan], starts: Sequence[_Stretch]) -> Plan:
+def _moving(way: Sequence[Plan], starts: Sequence[_TurnsOfDepth]) -> Plan:
     """Make the plan with a placement for each phase of a way."""
     placements: list[Placement] = []
     for plan, stretch in zip(way, starts, strict=True):

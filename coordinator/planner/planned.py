@@ -16,7 +16,7 @@ from coordinator.planner.draft import racks_of
 from coordinator.planner.judge import plan_job_s, score_pass_s, score_passes
 from coordinator.planner.phases import PhasesReason
 from coordinator.planner.replicas import ReplicasReason
-from coordinator.planner.search import Choice
+from coordinator.planner.search import RingChoice
 from ringtune.config.sections import NONE, SKIP_OWNER
 from ringtune.costs.measurement import differing_transformers
 from ringtune.costs.memory_estimate import end_of_turn_bytes
@@ -96,7 +96,7 @@ class Planned:
 
     plan: Plan
     memory: Mapping[str, MemoryEstimate]
-    choice: Choice | None = None
+    choice: RingChoice | None = None
     profile: Profile | None = None
     left_out: tuple[str, ...] = ()
     told: tuple[str, ...] = ()

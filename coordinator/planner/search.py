@@ -171,14 +171,14 @@ _COARSE_DEPTHS = 12
 _BETTER = 1e-3
 
 
-class Task(NamedTuple):
+class SearchTask(NamedTuple):
     """Profile and limits of a search."""
 
     profile: Profile
     effort: Effort
     clock: PlanningClock
 
-    def within(self, share: float) -> Task:
+    def within(self, share: float) -> SearchTask:
         """Return the task with a share of the time left."""
         return self._replace(clock=self.clock.part(share))
 
@@ -229,7 +229,7 @@ class SearchResult:
         return self.caps.draft
 
 
-def searched(draft: Draft, task: Task, *, is_thorough: bool, known: tuple[Ring, ...] = ()) -> SearchResult | None:
+def searched(draft: Draft, task: SearchTask, *, is_thorough: bool, known: tuple[Ring, ...] = ()) -> SearchResult | None:
     """Search rings with the draft's credits; if none fits, with fewer (``FEWER_CREDITS``), which need less memory.
 
     The search begins with the ``known`` rings too; with few nodes it is short unless ``is_thorough``. Fewer credits
@@ -267,7 +267,7 @@ def with_saving(costs: RingCosts, caps: MemoryCaps) -> RingCosts:
 
 
 def _search(
-    caps: MemoryCaps, costs: RingCosts, task: Task, *, is_thorough: bool, known: tuple[Ring, ...]
+    caps: MemoryCaps, costs: RingCosts, task: SearchTask, *, is_thorough: bool, known: tuple[Ring, ...]
 ) -> SearchResult:
     """Search few nodes and blocks with all owners; many with the mean owner, then with all."""
     most, num_blocks = task.effort.evaluations, costs.stop - costs.first
@@ -315,7 +315,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settled:
+class SettledRing:
     """The chosen ring, judged again with the counts settled for its slices.
 
     ``equal`` has equal counts for all nodes; None where nodes have none of their own.
@@ -327,7 +327,7 @@ class Settled:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
+class RingChoice:
     """The chosen ring and its runners-up.
 
     Attributes:
@@ -345,7 +345,7 @@ class Choice:
     proven: bool
     even: bool = False
     cut_after_s: float | None = None
-    settled: Settled | None = None
+    settled: SettledRing | None = None
     too_large: tuple[tuple[Course, str], ...] | None = None
 
     @property
@@ -354,7 +354,7 @@ class Choice:
         return self.settled.best if self.settled is not None else self.best
 
 
-def choose_plan(drafts: Sequence[Draft], profile: Profile, *, effort: Effort, alike: bool = False) -> Choice | None:
+def choose_plan(drafts: Sequence[Draft], profile: Profile, *, effort: Effort, alike: bool = False) -> RingChoice | None:
     """Choose one of ``drafts`` and a ring for it, for the least predicted seconds of the job.
 
     There is a draft for each number of micro-batches and wire dtype. With ``alike`` the even split in name order is
@@ -368,7 +368,7 @@ def choose_plan(drafts: Sequence[Draft], profile: Profile, *, effort: Effort, al
         InterruptedRunError: the caller no longer waits for the plan.
     """
     clock = effort.clock()
-    choice = _chosen(drafts, Task(profile, effort, clock), alike=alike)
+    choice = _chosen(drafts, SearchTask(profile, effort, clock), alike=alike)
     if choice is None and clock.was_cut:
         raise DeadlineError(
             f"planning found nothing that fits the nodes' memory within {effort.seconds:g} s; raise runtime.plan_s"
@@ -377,7 +377,7 @@ def choose_plan(drafts: Sequence[Draft], profile: Profile, *, effort: Effort, al
     return choice and dataclasses.replace(choice, cut_after_s=cut_after_s)
 
 
-def _chosen(drafts: Sequence[Draft], task: Task, *, alike: bool) -> Choice | None:
+def _chosen(drafts: Sequence[Draft], task: SearchTask, *, alike: bool) -> RingChoice | None:
     """Search each draft briefly, then the best one thoroughly from its ring on, unless every ring was evaluated."""
     is_single, share = len(drafts) == 1, _SHARE_OF_SEARCHES / len(drafts)
     tried = [searched(draft, task.within(share), is_thorough=is_single) for draft in drafts]
@@ -394,7 +394,7 @@ def _chosen(drafts: Sequence[Draft], task: Task, *, alike: bool) -> Choice | Non
     return _best_of([each for each in results if each.draft is not best.draft] + [closer], task, alike=alike)
 
 
-def _best_of(results: Sequence[SearchResult], task: Task, *, alike: bool) -> Choice:
+def _best_of(results: Sequence[SearchResult], task: SearchTask, *, alike: bool) -> RingChoice:
     """Choose the best ring of all searches, or the even ring of its draft if that is hardly slower."""
     candidates = _candidates(results)
     evens = [even for each in results if (even := _even(each)) is not None] if alike else []
@@ -409,7 +409,7 @@ def _best_of(results: Sequence[SearchResult], task: Task, *, alike: bool) -> Cho
         even_s, best_s = both_seconds(even, best)
         chosen = even if even_s <= WORTH * best_s else best
     result = next(each for each in results if each.draft is chosen.draft)
-    return Choice(
+    return RingChoice(
         best=chosen,
         others=tuple(each for each in candidates if each is not chosen),
         costs=result.costs,
@@ -503,7 +503,7 @@ def _even(each: SearchResult) -> Candidate | None:
     return Candidate(ring=ring, draft=each.draft, job_s=job_s(costs, ring)) if _fits(each, ring) else None
 
 
-def _judged(candidates: list[Candidate], results: Sequence[SearchResult], task: Task) -> list[Candidate]:
+def _judged(candidates: list[Candidate], results: Sequence[SearchResult], task: SearchTask) -> list[Candidate]:
     """Sort the best few candidates by the simulator; the others follow in their order.
 
     All are simulated at few depths, then the best ``_FINALISTS`` at more. If actions or time do not suffice for all,

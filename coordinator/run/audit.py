@@ -38,7 +38,7 @@ from ringtune.techniques.audit import (
     NOTHING,
     Cell,
     Finding,
-    Question,
+    RepeatTask,
     Trail,
     checkers_of_cell,
     draw,
@@ -117,7 +117,7 @@ class RunAudit:
         self._turn: Turn | None = None
         self._part: Plan | None = None
         self._since_s = 0.0
-        self._waiting: dict[Cell, Question] = {}
+        self._waiting: dict[Cell, RepeatTask] = {}
         self._against: dict[Cell, Finding] = {}
         self._num_calls = 0
         self._last_call: dict[Cell, int] = {}
@@ -282,7 +282,7 @@ class RunAudit:
         """Return the nodes that hand something in for a cell."""
         return (cell.node, *self._waiting[cell].peers.values())
 
-    def _compared(self, course: Course, query: Question, answer: CellRepeated) -> Finding | None:
+    def _compared(self, course: Course, query: RepeatTask, answer: CellRepeated) -> Finding | None:
         """Judge an answer; raises ``RingTuneError`` where it is none, which speaks against who gives it."""
         node, host = answer.checker, query.cell.node
         if answer.reply is None:

@@ -219,7 +219,7 @@ class MemberJoined(NamedTuple):
     member: Member
 
 
-class Heard(NamedTuple):
+class NodeMessage(NamedTuple):
     """What a node says in a report or an answer; ``events`` parses it, and raises ``IntegrityError``."""
 
     node: str
@@ -269,7 +269,7 @@ class Participants:
 
     def hear(self, node: str, events: Iterator[rd.Event]) -> None:
         """Queue what a node says; a node with an impossible event has failed."""
-        self.queue.put(Heard(node, events))
+        self.queue.put(NodeMessage(node, events))
 
     def node_failed(self, node: str, error: RingTuneError) -> None:
         """Queue that a node has failed or ended, unless it was lost before; from any thread."""

@@ -25,7 +25,7 @@ from coordinator.planner.planned import JobTime, Planned, copy_bytes
 from coordinator.run.audit import CellRepeated, RunAudit
 from coordinator.run.checkpoint import CheckpointManager
 from coordinator.run.collect import ResultCollector
-from coordinator.run.driver import Driver, Heard, ManifestKept, MemberJoined, Participants, error_of_bug
+from coordinator.run.driver import Driver, ManifestKept, MemberJoined, NodeMessage, Participants, error_of_bug
 from coordinator.run.events import Entry, now_unix_s, work_beside
 from coordinator.run.join import JoinHandler, KnownNodes
 from coordinator.run.members import Member, check_reachable, num_neighbours, rack_of, unused_owners
@@ -246,13 +246,13 @@ class RunWork:
 
     # ---- events -----------------------------------------------------------------------------------
 
-    def _take(self, entry: Entry | MemberJoined | ManifestKept | Heard) -> None:
+    def _take(self, entry: Entry | MemberJoined | ManifestKept | NodeMessage) -> None:
         match entry:
             case MemberJoined(member):
                 self._join_handler.joined(member)
             case ManifestKept(step):
                 self._on_noted(step)
-            case Heard(node, events):
+            case NodeMessage(node, events):
                 self._feed_heard(node, events)
             case _ if callable(entry):
                 entry()

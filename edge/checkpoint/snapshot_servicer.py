@@ -18,7 +18,7 @@ from edge.checkpoint.snapshots import FILE, HEAD_FILE, SnapshotShelf, TurnSnapsh
 from edge.checkpoint.state_folder import RunShards
 from edge.transport.access import RunAccess
 from ringtune.errors import FrameError, IntegrityError, InterruptedRunError, StorageError
-from ringtune.schedule.access import MAX_COPY_BYTES, NOT_PLANNED, Asked, CopyBytes, NodeCall, State, copy_limit
+from ringtune.schedule.access import MAX_COPY_BYTES, NOT_PLANNED, CopyBytes, NodeCall, RequestedCall, State, copy_limit
 from ringtune.schedule.migration import Source
 from ringtune.storage.chunks import FileJoiner, cut_pieces, in_time
 from ringtune.storage.durable import temporary_file
@@ -274,7 +274,7 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
         run_id, step, start, stop = request.run_id, request.step, request.start, request.stop
         if stop - start > _MAX_BLOCKS:
             raise IntegrityError(f"blocks [{start}, {stop}) are more than any model has; use one version everywhere")
-        call = Asked(
+        call = RequestedCall(
             NodeCall.FETCH,
             request.node,
             run_id,
@@ -323,7 +323,7 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
         first = next(chunks, control_pb2.KeepChunk())
         self._kept.check_run(first.run_id)
         state = State.DISK if first.is_saved else State.TURN
-        call = Asked(
+        call = RequestedCall(
             NodeCall.KEEP,
             first.node,
             first.run_id,
@@ -355,7 +355,7 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
     def _take(
         self,
         first: control_pb2.KeepChunk,
-        call: Asked,
+        call: RequestedCall,
         caller: Party | None,
         files: Iterator[control_pb2.FileChunk],
         most_bytes: int,
@@ -381,7 +381,7 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
 
     def _copy(
         self,
-        call: Asked,
+        call: RequestedCall,
         caller: Party | None,
         files: Iterable[control_pb2.FileChunk],
         file: BinaryIO,

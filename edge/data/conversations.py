@@ -46,7 +46,7 @@ _ROWS_AT_ONCE: Final = 256
 _PROBE: Final = Conversation('[{"role": "user", "content": "QUESTION"}, {"role": "assistant", "content": "ANSWER"}]')
 
 
-class Learned(NamedTuple):
+class LearnedTokens(NamedTuple):
     """One example. ``tokens``: ids and token types. ``targets``: for each token 1 if it is learned, else 0."""
 
     tokens: TokenRow
@@ -75,7 +75,7 @@ class Conversations:
         A row has one example, more where the template shows an answer otherwise once others follow, or none. Of cut
         rows the answers within ``train.max_length`` are learned.
         """
-        of_rows, kept, num_cut, left_out = list[int](), list[Learned](), 0, Counter[str]()
+        of_rows, kept, num_cut, left_out = list[int](), list[LearnedTokens](), 0, Counter[str]()
         for texts in self._texts(rows):
             usable = [example for example in map(self._learned, texts) if any(example.targets)]
             num_cut += bool(usable) and any(len(text.ids) > self._max_length for text in texts)
@@ -184,7 +184,7 @@ class Conversations:
             places[-1] = (len(text), len(text))  # special tokens of the tokenizer's own have no place in the text
         return _Encoded(ids, places, ((0 if self._learns_all else len(row.prompt), len(text) + 1),))
 
-    def _learned(self, text: _Encoded) -> Learned:
+    def _learned(self, text: _Encoded) -> LearnedTokens:
         """Cut to ``max_length``, and find the targets: the first token of a row is none, as nothing precedes it."""
         ids, targets = array("i", text.ids[: self._max_length]), array("b", bytes(min(len(text.ids), self._max_length)))
         answers = iter(text.answers)
@@ -196,7 +196,7 @@ class Conversations:
             targets[token] = first < stop and end > start
         if targets:
             targets[0] = 0
-        return Learned(TokenRow(ids, array("i", bytes(ids.itemsize * len(ids)))), targets)
+        return LearnedTokens(TokenRow(ids, array("i", bytes(ids.itemsize * len(ids)))), targets)
 
 
 def _ends_with_answer(text: str, conversation: Conversation) -> bool:
@@ -214,7 +214,7 @@ class _Encoded(NamedTuple):
     answers: Sequence[Span]
 
 
-def _labels(examples: Sequence[Learned]) -> Labels:
+def _labels(examples: Sequence[LearnedTokens]) -> Labels:
     """Label each token of an answer with itself."""
 
     def labels(chosen: Sequence[int], _: Mapping[str, int], ids: torch.Tensor, __: torch.Tensor) -> torch.Tensor:

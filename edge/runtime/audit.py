@@ -44,8 +44,8 @@ from ringtune.techniques.audit import (
     TAG_KEY,
     Cell,
     CellPlace,
-    Compared,
     Exchange,
+    RepeatResult,
     apart,
     begin_name,
     cell_exchanges,
@@ -484,7 +484,7 @@ class Repeated:
 
     course: Course
     tagger: Tagger | None
-    results: dict[str, Compared] = field(default_factory=dict)
+    results: dict[str, RepeatResult] = field(default_factory=dict)
     differing: dict[TensorKey, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
@@ -496,7 +496,7 @@ class Repeated:
         """Note the tag of a tensor that the host exchanged."""
         if self.tagger is not None:
             name = tensor_name(key)
-            self.results[tag_name(name)] = Compared(self.tagger.tag(name, tensor, mask))
+            self.results[tag_name(name)] = RepeatResult(self.tagger.tag(name, tensor, mask))
 
     def compare(self, key: TensorKey, sent: Exchanged) -> None:
         """Set the distance of a tensor to what the host sent, and its tag.
@@ -601,7 +601,7 @@ class WorkRepeater:
                         repeated.note(action.key, tensor, mask)
                     else:
                         repeated.differing[action.key] = tensor
-                    repeated.results[name] = Compared(digest, float(digest != given[name]))
+                    repeated.results[name] = RepeatResult(digest, float(digest != given[name]))
                 else:
                     if leg.op is Op.BACKWARD and place.before >= 0 and not is_added:
                         is_added = True
@@ -617,7 +617,7 @@ class WorkRepeater:
                 repeated.results.update(self._updated(now, item, place, files))
         return repeated
 
-    def _updated(self, now: Plan, item: Item, place: CellPlace, files: Mapping[str, bytes]) -> dict[str, Compared]:
+    def _updated(self, now: Plan, item: Item, place: CellPlace, files: Mapping[str, bytes]) -> dict[str, RepeatResult]:
         """Compare the sum of gradients, then update with that of the last micro-batch and compare the state."""
         executor, seq = self._executor, place.seq
         sums, least = bytes(write_tensors(gradients(executor.part.trained))), smallest_norm(self._plan.course)
@@ -674,7 +674,7 @@ class FitRepeater:
 
     def _updated(
         self, now: Plan, item: Item, place: CellPlace, trained: Mapping[str, nn.Parameter], files: Mapping[str, bytes]
-    ) -> dict[str, Compared]:
+    ) -> dict[str, RepeatResult]:
         """Compare the state after the update with the sum of the last micro-batch."""
         executor, block = self._executor, place.block
         set_gradients(trained, _file(files, "total"))
@@ -685,10 +685,10 @@ class FitRepeater:
         tensors = {name: value for name, value in executor.part.tensors().items() if block_of(name) == block}
         return _compared_state(item.seq, tensors, files)
 
-    def _held(self, block: int, name: str, files: Mapping[str, bytes]) -> Compared:
+    def _held(self, block: int, name: str, files: Mapping[str, bytes]) -> RepeatResult:
         """Compare what the host holds of the loaded state with what was told."""
         held = held_file(self._executor, block)
-        return Compared(weights_digest(State.of(held), block), _distance(held, _file(files, name)))
+        return RepeatResult(weights_digest(State.of(held), block), _distance(held, _file(files, name)))
 
 
 class NodeAudit:
@@ -758,7 +758,7 @@ class NodeAudit:
         """
         repeated = Repeated.under(self._plan.course, given)
         came = {tensor_name(key) for key in tensors}
-        repeated.results |= {name: Compared("", 1.0) for name in given.keys() - came - {TAG_KEY}}
+        repeated.results |= {name: RepeatResult("", 1.0) for name in given.keys() - came - {TAG_KEY}}
         repeated.differing |= {exchange.key: torch.empty(0) for exchange in exchanges if not exchange.comes}
         for key, exchanged in tensors.items():
             repeated.note(key, *exchanged)
@@ -946,15 +946,17 @@ def _distance(ours: bytes, told: bytes, *, least: float = 0.0) -> float:
     return distance(_tensors(ours), _tensors(told), least=least) if ours and told else 1.0
 
 
-def _compared(ours: bytes, told: bytes, *, least: float = 0.0) -> Compared:
-    return Compared(hashlib.sha256(ours).hexdigest(), _distance(ours, told, least=least))
+def _compared(ours: bytes, told: bytes, *, least: float = 0.0) -> RepeatResult:
+    return RepeatResult(hashlib.sha256(ours).hexdigest(), _distance(ours, told, least=least))
 
 
-def _compared_state(seq: int, tensors: Mapping[str, TensorPieces], files: Mapping[str, bytes]) -> dict[str, Compared]:
+def _compared_state(
+    seq: int, tensors: Mapping[str, TensorPieces], files: Mapping[str, bytes]
+) -> dict[str, RepeatResult]:
     """Compare the state of each block after an item with what was told of it."""
     ours = bytes(write_tensors(tensors))
     far = _distance(ours, _file(files, "after"))
-    return {state_name(seq, block): Compared(digest, far) for block, digest in State.of(ours).digests.items()}
+    return {state_name(seq, block): RepeatResult(digest, far) for block, digest in State.of(ours).digests.items()}
 
 
 def pairs_distance(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> float:

@@ -58,7 +58,7 @@ from edge.transport.tensors import check_finite
 from ringtune.config.sections import learning_rate
 from ringtune.engine.failure_texts import diverged, may_diverge
 from ringtune.errors import DataError, DivergedError, IntegrityError, JobError, ModelError, PlanError
-from ringtune.job.job import Job, Kind
+from ringtune.job.job import AdapterKind, Job
 from ringtune.models.adapter_support import head_group_refusal, subnet_refusal
 from ringtune.models.families import check_task, family_named
 from ringtune.models.folder import model_dimensions, read_config
@@ -100,7 +100,7 @@ class HostedModel:
     hosted_bytes: int
     copied: str
     parts: OffloadParts
-    kinds: Mapping[Kind, BlockRunner]
+    kinds: Mapping[AdapterKind, BlockRunner]
 
     def all_optimizers(self) -> tuple[UnitOptimizers, ...]:
         """Return all optimizers of this node: of the slice, and of an owner's embedding and head."""

@@ -323,7 +323,7 @@ class AgentRun:
 
     def _turn_done(self, turn: int, digests: Mapping[int, str]) -> None:
         for unit, sha256 in digests.items():
-            self._reports.put(rp.KeptElsewhere(turn, unit, sha256))
+            self._reports.put(rp.CopySent(turn, unit, sha256))
         self._reports.put(rp.TurnDone(turn))
 
     def _on_turn(self, turn: Turn) -> None:

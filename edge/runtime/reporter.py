@@ -96,7 +96,7 @@ class CopyCompared(NamedTuple):
     sha256: str
 
 
-class KeptElsewhere(NamedTuple):
+class CopySent(NamedTuple):
     """Digest of a unit that this node gave another one to keep at the end of a turn; put before ``TurnDone``."""
 
     turn: int
@@ -171,7 +171,7 @@ Entry = (
     | TurnDone
     | Scored
     | CopyCompared
-    | KeptElsewhere
+    | CopySent
     | AuditTrail
     | TechniqueFailed
     | Note
@@ -345,7 +345,7 @@ class Reporter:
                 request.turns_done.append(turn)
             case CopyCompared(turn, unit, sha256):
                 request.copies.add(turn=turn, unit=unit, sha256=sha256)
-            case KeptElsewhere(turn, unit, sha256):
+            case CopySent(turn, unit, sha256):
                 request.kept.add(turn=turn, unit=unit, sha256=sha256)
             case AuditTrail():
                 request.trails.add(**entry._asdict())

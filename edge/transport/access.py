@@ -22,9 +22,9 @@ from ringtune.errors import FrameError, TrustError
 from ringtune.schedule.access import (
     NOT_PLANNED,
     AccessRight,
-    Asked,
     CopyBytes,
     NodeCall,
+    RequestedCall,
     State,
     audit_rights,
     copy_rights,
@@ -142,7 +142,7 @@ class RunAccess:
 
     # ---- what other nodes ask ---------------------------------------------------------------------
 
-    def require(self, request: Asked, caller: Party | None) -> AccessRight:
+    def require(self, request: RequestedCall, caller: Party | None) -> AccessRight:
         """Return the row that permits a call; a fetch waits for its row; raises ``TrustError`` or ``FrameError``.
 
         Args:
@@ -165,7 +165,7 @@ class RunAccess:
                 _LOG.warning("%s%s", error, times(count))
             raise
 
-    def _check_owner(self, request: Asked) -> None:
+    def _check_owner(self, request: RequestedCall) -> None:
         """Refuse the copy of a head by another owner than that of the turn; the lock is held."""
         owner = self._owners.get(request.step, request.node)
         if request.call is NodeCall.KEEP and request.is_head and owner != request.node:
@@ -174,11 +174,11 @@ class RunAccess:
                 f"{owner}; remove a node that does this unasked ('ringtune nodes remove NAME')"
             )
 
-    def _row(self, request: Asked) -> AccessRight:
+    def _row(self, request: RequestedCall) -> AccessRight:
         rights = (*self._placed, *self._fetches, *self._inspected)
         return require_right(rights, request, node=self._node, granted_step=self._granted_step)
 
-    def _wait_for(self, request: Asked) -> None:
+    def _wait_for(self, request: RequestedCall) -> None:
         """Wait until a row permits a fetch of the run; return at once where calls of its node wait already.
 
         A call waits no longer once its node asks for a later placement: of a recovery that took the place of its own.
@@ -204,9 +204,9 @@ class RunAccess:
     def require_member(self, call: NodeCall, caller: Party | None) -> None:
         """Refuse a call that names neither caller nor run, unless its certificate is of a node of this run."""
         if caller is not None:
-            self.require(Asked(call, caller.name, self._run_id), caller)
+            self.require(RequestedCall(call, caller.name, self._run_id), caller)
 
-    def _check_checkpoint(self, request: Asked) -> None:
+    def _check_checkpoint(self, request: RequestedCall) -> None:
         """Refuse copies for the disk of more than ``_MAX_NOT_DUE`` steps without a checkpoint; the lock is held."""
         course = self._course
         if request.state is not State.DISK or course is None or checkpoint_is_due(course, request.step):
@@ -218,7 +218,7 @@ class RunAccess:
                 "there; remove a node that does this unasked ('ringtune nodes remove NAME')"
             )
 
-    def require_only(self, request: Asked, sha256: str) -> None:
+    def require_only(self, request: RequestedCall, sha256: str) -> None:
         """Refuse a second, different copy of one state; the same one may arrive again; raises ``TrustError``."""
         with self._changed:
             self._check_checkpoint(request)

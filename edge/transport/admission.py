@@ -23,7 +23,7 @@ from edge.transport.tensors import MAX_EXPONENT, MIN_EXPONENT, wire_bytes
 from ringtune.costs.links import MAX_BLOB_BYTES
 from ringtune.engine.failure_texts import diverged
 from ringtune.errors import DivergedError, FrameError, RingTuneError
-from ringtune.schedule.access import NOT_PLANNED, Asked, CopyBytes, NodeCall, copy_limit
+from ringtune.schedule.access import NOT_PLANNED, CopyBytes, NodeCall, RequestedCall, copy_limit
 from ringtune.schedule.actions import Op, Payload, TensorKey
 from ringtune.schedule.lowering import PARCELS, credit_boundary, max_waiting, parcels, possible_arrivals, way
 from ringtune.schedule.plan import Plan
@@ -76,7 +76,7 @@ class RunExpectation:
         if access is None:
             access = RunAccess(self.node)
             access.place(self.run_id, self.plan, self.start)
-        access.require(Asked(NodeCall.LINK, source, self.run_id), caller)
+        access.require(RequestedCall(NodeCall.LINK, source, self.run_id), caller)
 
     def known_turns(self) -> KnownTurns:
         """Return the turns of the run; none is granted yet."""

@@ -3,7 +3,7 @@
 ========================  ==========================================================  ==============================
 kind                      place                                                       tensors
 ========================  ==========================================================  ==============================
-bottleneck                after the attention or feed-forward part (``Seat``)         ``output.adapters.NAME.*``
+bottleneck                after attention or feed-forward (``BottleneckHooks``)       ``output.adapters.NAME.*``
 LoRA, DoRA, MTL-LoRA,     beside a matrix                                             ``query.loras.NAME.*``
 (IA)3
 ReFT                      behind a block                                              ``reft_layer.refts.NAME.*``
@@ -27,8 +27,8 @@ from typing import Any, Final, NamedTuple
 
 from torch import nn
 
-from edge.model.adapters.bottleneck import Bottleneck, Invertible, Seat
-from edge.model.adapters.lora import IA3, Beside, LoRA, MtlLoRA, attach
+from edge.model.adapters.bottleneck import Bottleneck, BottleneckHooks, Invertible
+from edge.model.adapters.lora import IA3, LoRA, MatrixAdapter, MtlLoRA, attach
 from edge.model.adapters.reft import Reft
 from edge.model.prediction_heads import LIBRARY_VERSION
 from ringtune.errors import JobError
@@ -153,7 +153,7 @@ class _Block:
         weight = matrix.get_parameter("weight")
         outputs, inputs = reversed(weight.shape) if self._layout.inputs_first else weight.shape
         enabled = enabled if len(enabled) > 1 else ()
-        adapter: Beside
+        adapter: MatrixAdapter
         if options["composition_mode"] == "scale":
             adapter = IA3(inputs, outputs, options, enabled)
         elif options["architecture"] == "mtl_lora":
@@ -174,7 +174,7 @@ class _Block:
         else:
             norm, first, last = layout.feed_forward_norm, layout.up, layout.feed_forward_dropout or layout.down
         of = self._block.get_submodule
-        seat = Seat(adapter, None if layout.norm_first else of(norm))
+        seat = BottleneckHooks(adapter, None if layout.norm_first else of(norm))
         seat.install(of(norm if layout.norm_first else first), of(last))
 
     def _add_reft(self, home: nn.Module) -> None:

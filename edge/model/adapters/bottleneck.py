@@ -174,7 +174,7 @@ class _Whole(torch.Tensor):
     __radd__ = __add__
 
 
-class Seat:
+class BottleneckHooks:
     """Hooks of one bottleneck. ``norm``: the block's norm after the sum; None where norms are before the parts."""
 
     _kept = threading.local()

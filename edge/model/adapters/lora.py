@@ -30,7 +30,7 @@ from torch.nn import functional
 from edge.model.adapters.bottleneck import seed_weights
 
 
-class Beside(nn.Module, ABC):
+class MatrixAdapter(nn.Module, ABC):
     """An adapter beside one matrix.
 
     Args:
@@ -75,7 +75,7 @@ class Beside(nn.Module, ABC):
         """Change the output of the matrix; a forward hook."""
 
 
-class LoRA(Beside):
+class LoRA(MatrixAdapter):
     """LoRA, and DoRA with ``use_dora``. ``weight``: the matrix, for the magnitudes of DoRA."""
 
     def __init__(
@@ -117,7 +117,7 @@ class LoRA(Beside):
         return functional.conv1d(low_BTr.transpose(-2, -1), ups, groups=self._count).transpose(-2, -1)
 
     def changed(self, matrix: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
-        """See ``Beside.changed``."""
+        """See ``MatrixAdapter.changed``."""
         output = output + self(args[0])
         if not self.use_dora:
             return output
@@ -167,7 +167,7 @@ class _TaskMatrix(nn.Module):
         return torch.diag(self.values) if self._is_diagonal else self.values
 
 
-class IA3(Beside):
+class IA3(MatrixAdapter):
     """(IA)3: a factor for each output."""
 
     def __init__(self, inputs: int, outputs: int, options: Mapping[str, Any], enabled: tuple[bool, ...] = ()) -> None:
@@ -187,7 +187,7 @@ class IA3(Beside):
         return factors * (self._gate(x_BTI).unsqueeze(-1) if self.use_gating else self.scaling)
 
     def changed(self, matrix: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
-        """See ``Beside.changed``."""
+        """See ``MatrixAdapter.changed``."""
         return torch.mul(output, self(args[0]))
 
 
@@ -204,7 +204,7 @@ def _start_second(factor: torch.Tensor, kind: str) -> None:
     (nn.init.zeros_ if kind == "lora" else _STARTS[kind])(factor)
 
 
-def attach(matrix: nn.Module, adapter: Beside, *, name: str) -> None:
+def attach(matrix: nn.Module, adapter: MatrixAdapter, *, name: str) -> None:
     """Put an adapter beside a matrix, under ``loras.NAME``, before all other hooks on its output."""
     matrix.add_module("loras", nn.ModuleDict({name: adapter}))
     matrix.register_forward_hook(adapter.changed, prepend=True)

@@ -29,7 +29,7 @@ from edge.techniques.offload.pairs import projected_inputs
 from edge.techniques.offload.sites import Site, adapter_weights, check_config, check_like, sites_of, unpack
 from edge.techniques.offload.users import UserSets, set_name
 from ringtune.errors import IntegrityError
-from ringtune.job.job import Job, Kind, job_of, kinds_of
+from ringtune.job.job import AdapterKind, Job, job_of, kinds_of
 from ringtune.techniques.compute import is_rounded
 from ringtune.techniques.offload import RowsOfUser
 
@@ -58,7 +58,7 @@ class AuxiliaryModels:
     ) -> None:
         self.units = units
         kinds_of_users = [kind for kind in kinds_of(job, tuple(users)) if kind.users or not users]
-        self._kinds: list[tuple[Kind, AdapterModules]] = [
+        self._kinds: list[tuple[AdapterKind, AdapterModules]] = [
             (kind, AdapterModules(folder, job_of(job, kind.config), units, dtype, device)) for kind in kinds_of_users
         ]
         sets = [(modules.skeleton, kind.users) for kind, modules in self._kinds]
@@ -160,12 +160,12 @@ class AuxiliaryModels:
 
     def _part(
         self,
-        kind: Kind,
+        kind: AdapterKind,
         modules: AdapterModules,
         tensors: Mapping[str, torch.Tensor],
         rows: Sequence[RowsOfUser],
         blocks: Collection[int] | None,
-    ) -> tuple[Kind, AdapterModules, dict[str, torch.Tensor], list[tuple[str, list[int]]]]:
+    ) -> tuple[AdapterKind, AdapterModules, dict[str, torch.Tensor], list[tuple[str, list[int]]]]:
         """Check the pairs of one kind; return them by name, with the positions of each user's rows in them."""
         users = [(user, positions) for user, positions in rows if user in kind.users]
         places = {row: at for at, row in enumerate(sorted(row for _, positions in users for row in positions))}

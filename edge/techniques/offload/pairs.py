@@ -50,13 +50,13 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from edge.checkpoint.snapshots import block_of
-from edge.model.adapters.bottleneck import Seat
+from edge.model.adapters.bottleneck import BottleneckHooks
 from edge.model.skeleton import Skeleton
 from edge.model.tensor_files import pieces_of, read_tensor
 from edge.techniques.offload.sites import ModuleTensor, Site, pack, sites_of
 from edge.techniques.velora import Vectors, project
 from ringtune.errors import IntegrityError, PlanError
-from ringtune.job.job import Kind
+from ringtune.job.job import AdapterKind
 from ringtune.schedule.course import ALL_INPUTS, BFLOAT16
 from ringtune.schedule.saved_activations import DEFAULT_PARTS, VELORA, subtoken_size
 from ringtune.storage.pieces import Pieces
@@ -74,7 +74,7 @@ class SiteFacts(NamedTuple):
     columns: torch.Tensor | None
 
 
-def projected_inputs(kinds: Iterable[tuple[Kind, Iterable[Site]]], projected: str) -> dict[str, int]:
+def projected_inputs(kinds: Iterable[tuple[AdapterKind, Iterable[Site]]], projected: str) -> dict[str, int]:
     """Return the width of each x that VeLoRA projects, by the pair's name; ``projected`` is one of ``PROJECTED``."""
     inputs: dict[str, int] = {}
     for kind, sites in kinds:
@@ -278,7 +278,9 @@ class Capture:
         if passage.is_output:
             module.register_forward_hook(lambda _, args, output: _replaced(seen, output))
             hooks = module._forward_hooks
-            for key in [key for key, hook in hooks.items() if isinstance(getattr(hook, "__self__", None), Seat)]:
+            for key in [
+                key for key, hook in hooks.items() if isinstance(getattr(hook, "__self__", None), BottleneckHooks)
+            ]:
                 hooks[key] = hooks.pop(key)
         else:
             module.register_forward_pre_hook(lambda _, args: _replaced(seen, args))
@@ -318,7 +320,7 @@ class Captures:
             recorded rows of its users.
     """
 
-    def __init__(self, kinds: Sequence[tuple[Kind, Capture]], *, by_kind: bool) -> None:
+    def __init__(self, kinds: Sequence[tuple[AdapterKind, Capture]], *, by_kind: bool) -> None:
         self._kinds = tuple(kinds)
         self._of_user = {user: (kind, capture) for kind, capture in kinds for user in kind.users}
         self._by_kind = by_kind

@@ -29,7 +29,7 @@ from edge.techniques.offload.pairs import Capture, Captures, PairsByKind, PairVe
 from edge.techniques.offload.sites import adapter_weights, install
 from edge.techniques.offload.users import RunBlocks, RunSaving, UserBlockRunner, UserSets
 from ringtune.errors import DivergedError, IntegrityError, PlanError, sent_by
-from ringtune.job.job import Job, Kind, job_of, kinds_of
+from ringtune.job.job import AdapterKind, Job, job_of, kinds_of
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.course import COLLABORATION
 from ringtune.schedule.lowering import weights_key
@@ -61,7 +61,7 @@ class OffloadParts:
         sets: adapters of each user, of blocks that helpers fit; None with one set for all users, or merged ones.
     """
 
-    kinds: Mapping[Kind, Skeleton]
+    kinds: Mapping[AdapterKind, Skeleton]
     dtype: torch.dtype
     device: torch.device
     captures: Captures | None = None
@@ -183,7 +183,7 @@ class OffloadRunner:
     """Pairs and weights of one node in one run; ``kinds`` run the hosted blocks with each kind of adapters."""
 
     def __init__(
-        self, plan: Plan, node: str, parts: OffloadParts, kinds: Mapping[Kind, BlockRunner], flows: MicroBatches
+        self, plan: Plan, node: str, parts: OffloadParts, kinds: Mapping[AdapterKind, BlockRunner], flows: MicroBatches
     ) -> None:
         self._course, self._placement, self._parts, self._flows = plan.course, plan.placement, parts, flows
         self._helpers = plan.placement.helpers_of(node)

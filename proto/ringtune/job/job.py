@@ -511,7 +511,7 @@ def _absolute(path: str, folder: Path) -> str:
 _MAX_NAMED = 20
 
 
-class Kind(NamedTuple):
+class AdapterKind(NamedTuple):
     """An adapter configuration with its users, in their order; number 0 is ``adapter.config`` of the job."""
 
     number: int
@@ -524,11 +524,11 @@ class Kind(NamedTuple):
         return f"{self.number}/" if self.number else ""
 
 
-def kinds_of(job: Job, users: Sequence[str] | None = None) -> tuple[Kind, ...]:
+def kinds_of(job: Job, users: Sequence[str] | None = None) -> tuple[AdapterKind, ...]:
     """Group users, by default those that the job names, by adapter configuration; there is one kind if none differs."""
     users = tuple(job.offload.chosen_adapters) if users is None else users
     if not users or not job.offload.chosen_adapters:
-        return (Kind(0, job.adapter.config, tuple(users)),)
+        return (AdapterKind(0, job.adapter.config, tuple(users)),)
     if odd := sorted(job.offload.chosen_adapters.keys() - set(users)):
         raise JobError(
             f"offload.adapters.{odd[0]}: no user of this run has the name {odd[0]!r}; its users are "
@@ -542,7 +542,7 @@ def kinds_of(job: Job, users: Sequence[str] | None = None) -> tuple[Kind, ...]:
         if of_kind is None:
             kinds.append((config, of_kind := []))
         of_kind.append(user)
-    return tuple(Kind(number, config, tuple(of_kind)) for number, (config, of_kind) in enumerate(kinds))
+    return tuple(AdapterKind(number, config, tuple(of_kind)) for number, (config, of_kind) in enumerate(kinds))
 
 
 def config_of(job: Job, user: str) -> str:

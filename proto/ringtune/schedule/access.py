@@ -74,7 +74,7 @@ AHEAD: Final = TURNS_KEPT + ITEMS_AHEAD
 """Train turns of the newest grant of one node beyond that of another, at most: grants arrive at one before another."""
 
 
-class Asked(NamedTuple):
+class RequestedCall(NamedTuple):
     """One call, as its caller describes it.
 
     Attributes:
@@ -123,7 +123,7 @@ class AccessRight:
     within: int = 0
     max_bytes: int = 0
 
-    def problem(self, asked: Asked, granted_step: int = 0) -> str:
+    def problem(self, asked: RequestedCall, granted_step: int = 0) -> str:
         """Say what of a call of this node is not in the row; empty if all is."""
         if asked.run_id != self.run_id:
             return f"its part is in run {self.run_id}"
@@ -142,7 +142,9 @@ class AccessRight:
         return ""
 
 
-def require_right(rights: Iterable[AccessRight], asked: Asked, *, node: str, granted_step: int = 0) -> AccessRight:
+def require_right(
+    rights: Iterable[AccessRight], asked: RequestedCall, *, node: str, granted_step: int = 0
+) -> AccessRight:
     """Return the row that permits a call to ``node``; ``granted_step`` is the end of the newest turn granted to it."""
     problem = "the run gives it no part in this call"
     of_caller = [right for right in rights if (right.call, right.node) == (asked.call, asked.node)]

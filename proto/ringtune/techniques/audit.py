@@ -706,7 +706,7 @@ def statement(run_id: str, plan: Plan, turn: Turn, node: str, trail: Trail) -> s
 # ---- comparison ------------------------------------------------------------------------------------
 
 
-class Question(NamedTuple):
+class RepeatTask(NamedTuple):
     """What is asked of a host that repeats a cell.
 
     Attributes:
@@ -723,7 +723,7 @@ class Question(NamedTuple):
     peers: Mapping[str, str]
 
 
-def question(plan: Plan, turn: Turn, cell: Cell, work: Work, trails: Mapping[str, Trail]) -> Question:
+def question(plan: Plan, turn: Turn, cell: Cell, work: Work, trails: Mapping[str, Trail]) -> RepeatTask:
     """Make the question for a cell from the trails of all nodes, which have no problem."""
     seq, tensors, trail = cell.seq, cell_exchanges(plan, turn, cell), trails[cell.node]
     is_fit, block_of_fit = cell.is_fit, cell.block
@@ -757,7 +757,7 @@ def question(plan: Plan, turn: Turn, cell: Cell, work: Work, trails: Mapping[str
             around = (*vectors_around(order, cell.micro), cell.micro)
             told.append(vectors_name(seq, cell.micro))
             given += [vectors_name(seq, micro) for micro in dict.fromkeys(around) if micro >= 0]
-    return Question(
+    return RepeatTask(
         cell,
         CellPlace(turn.index, seq, cell.micro, before, last, is_fit, block_of_fit),
         {name: trail[name] for name in [*given, *([TAG_KEY] if tagged else [])]} | kept,
@@ -781,20 +781,20 @@ def _held_names(plan: Plan, turn: Turn, cell: Cell, work: Work) -> list[str]:
     return [held_name(held_since(now, turn, item, block), block) for block in lent]
 
 
-class Compared(NamedTuple):
+class RepeatResult(NamedTuple):
     """What a host that repeats a cell has computed: its digest, and the relative distance to what was handed in."""
 
     found: str
     distance: float = 0.0
 
 
-def read_results(text: str, node: str, task: Question) -> dict[str, Compared]:
+def read_results(text: str, node: str, task: RepeatTask) -> dict[str, RepeatResult]:
     """Parse what a host has repeated; raises ``IntegrityError`` unless it has a digest of all that was asked."""
-    results: dict[str, Compared] = {}
+    results: dict[str, RepeatResult] = {}
     for name, value in read_object(text, f"what node {node} has repeated").items():
         if not isinstance(value, list) or [type(part) for part in value] != [str, float] or not 0.0 <= value[1] <= 1.0:
             raise IntegrityError(f"node {node} answers {name[:60]!r} with no digest and distance")
-        results[name] = Compared(*value)
+        results[name] = RepeatResult(*value)
     if missing := [name for name in task.told if name not in results]:
         raise IntegrityError(f"node {node} has not repeated {missing[0]} of node {task.cell.node}")
     return results
@@ -864,7 +864,7 @@ def tolerance(dtype: str, course: Course, first: tuple[str, int], second: tuple[
     )
 
 
-def judge(task: Question, results: Mapping[str, Compared], permitted: Tolerance) -> Finding | None:
+def judge(task: RepeatTask, results: Mapping[str, RepeatResult], permitted: Tolerance) -> Finding | None:
     """Compare a repeated cell with what its host told; None = all is right."""
     cell = task.cell
     for name, peer in task.peers.items():  # before what follows from it

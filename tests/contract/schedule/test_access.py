@@ -11,9 +11,9 @@ from ringtune.schedule.access import (
     AHEAD,
     MAX_COPY_BYTES,
     AccessRight,
-    Asked,
     CopyBytes,
     NodeCall,
+    RequestedCall,
     State,
     copy_limit,
     copy_rights,
@@ -105,7 +105,7 @@ def test_access_lets_every_planned_link_in_and_no_other(names: str) -> None:
     assert found == links(plan)
 
 
-GOOD = Asked(NodeCall.KEEP, "a", "r", State.TURN, 3, (0, 2), False, 15)
+GOOD = RequestedCall(NodeCall.KEEP, "a", "r", State.TURN, 3, (0, 2), False, 15)
 
 
 @cases(

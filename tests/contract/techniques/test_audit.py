@@ -26,9 +26,9 @@ from ringtune.techniques.audit import (
     TAG_KEY,
     AuditSettings,
     Cell,
-    Compared,
     Finding,
-    Question,
+    RepeatResult,
+    RepeatTask,
     Tolerance,
     Trail,
     cell_exchanges,
@@ -345,7 +345,7 @@ def test_question_for_a_fit_has_the_state_before_and_what_the_host_holds() -> No
     )
 
 
-def asked_of(trail: Trail) -> Question:
+def asked_of(trail: Trail) -> RepeatTask:
     """The question for the cell of b."""
     return question(SMALL, TURN, CELL, WORKS["b"], {node: trail_of(node) for node in SMALL.nodes} | {"b": trail})
 
@@ -417,7 +417,7 @@ def test_answers_are_read_strictly() -> None:
     """All that was asked, each a digest and a finite distance from 0 to 1: all else speaks against who answers."""
     asked = asked_of(trail_of("b"))
     right: dict[str, Any] = {name: [digest, 0.0] for name, digest in asked.told.items()}
-    assert read_results(json.dumps(right), "a", asked)["sum 1.0"] == Compared("s")
+    assert read_results(json.dumps(right), "a", asked)["sum 1.0"] == RepeatResult("s")
     for name in right:
         with pytest.raises(IntegrityError, match="node a has not repeated"):
             read_results(json.dumps({key: value for key, value in right.items() if key != name}), "a", asked)

@@ -186,7 +186,7 @@ def test_train_in_the_background_is_a_command_with_the_job_in_a_file(
     assert load_job(tmp_path / "a/job.toml").train.rounds == 3
     words = ["train", str(tmp_path / "a/job.toml"), "--local", "2", "--out", str(tmp_path / "a")]
     assert began == [[*words, "--wire", "bfloat16"]]
-    face = train.Face(show=Progress, resume_hint=str, words=["train", "j", "--detach", "--replace"])
+    face = train.RunDisplay(show=Progress, resume_hint=str, words=["train", "j", "--detach", "--replace"])
     run = typed(ringtune.train)(job, out=tmp_path / "b", progress=face, **options)
     assert run._process is not None and run._process.wait(CALL_S) == 0
     assert began[1:] == [["train", "j", "--detach"]]

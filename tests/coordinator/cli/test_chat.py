@@ -14,7 +14,7 @@ import pytest
 
 from coordinator.api import text_process
 from coordinator.api.text_process import Ready
-from coordinator.cli.chat import MAX_CHARACTERS, Talk
+from coordinator.cli.chat import MAX_CHARACTERS, ChatSession
 from coordinator.server.coordinator import ShutdownSignals
 from coordinator.web import completions
 from ringtune.errors import DataError, PeerLostError, UsageError
@@ -48,10 +48,10 @@ class Script:
         yield {"ended": {"why": self._ended["why"], "tokens": len(pieces)}}
 
 
-def talk(script: Script, system: str = "") -> tuple[Talk, list[str]]:
+def talk(script: Script, system: str = "") -> tuple[ChatSession, list[str]]:
     """A conversation, and what it shows."""
     shown: list[str] = []
-    return Talk(script, HOW, system, show=shown.append), shown
+    return ChatSession(script, HOW, system, show=shown.append), shown
 
 
 def asked(user: str, *before: str, system: str = "") -> list[dict[str, str]]:

@@ -257,7 +257,7 @@ def test_job_file_is_there_before_a_run_in_the_background_begins(
         return None, None
 
     monkeypatch.setattr(training, "start_in_background", started)
-    face = training.Face(show=Progress, resume_hint=str, say=said.append)
+    face = training.RunDisplay(show=Progress, resume_hint=str, say=said.append)
     training._in_background(request, RunFolder(out, replace=replace, say=said.append), face, {})
     assert load_job(out / "job.toml").train.rounds == 7
     (aside,) = tmp_path.glob("run.replaced-*")

@@ -480,7 +480,7 @@ def test_slices_stay_where_moves_take_longer_than_they_gain(monkeypatch: pytest.
 def best_way(seed: int) -> None:
     """Compare the best way with every way through the stretches."""
     rng = random.Random(seed)
-    starts = [phases._Stretch(depth, depth, 10 * depth, rng.randint(1, 20)) for depth in range(4)]
+    starts = [phases._TurnsOfDepth(depth, depth, 10 * depth, rng.randint(1, 20)) for depth in range(4)]
     plans = [object() for _ in range(3)]
     step_s: dict[Any, dict[int, float]] = {plan: {depth: rng.random() for depth in range(4)} for plan in plans}
     costs = {(one, other): rng.choice([0.5, 3.0]) if one is not other else 0.0 for one in plans for other in plans}

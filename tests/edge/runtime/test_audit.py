@@ -45,9 +45,9 @@ from ringtune.techniques.audit import (
     TAG_KEY,
     Cell,
     CellPlace,
-    Compared,
     Finding,
-    Question,
+    RepeatResult,
+    RepeatTask,
     Trail,
     cells,
     checkers_of_cell,
@@ -103,8 +103,8 @@ class AuditedCarrier(TorchCarrier):
         super().__init__(executors, case=case, plan=plan)
         self.part, self.cheat = plan.at(0), cheat
         self.findings: list[Finding] = []
-        self.repeated: list[tuple[Question, Mapping[str, Compared]]] = []
-        self.handed_in: dict[str, tuple[Question, bytes, dict[TensorKey, bytes]]] = {}
+        self.repeated: list[tuple[RepeatTask, Mapping[str, RepeatResult]]] = []
+        self.handed_in: dict[str, tuple[RepeatTask, bytes, dict[TensorKey, bytes]]] = {}
         self.agreed: dict[int, str] = {}
         self._adapters = [kind.config for kind in kinds_of(case.job, self.part.course.user_sets)]
         self.audits: dict[str, NodeAudit] = {}
@@ -190,7 +190,7 @@ class AuditedCarrier(TorchCarrier):
                 if finding := judge(asked, results, EQUAL_BITS):
                     self.findings.append(finding)
 
-    def repeat(self, asked: Question, checker: str) -> Mapping[str, Compared]:
+    def repeat(self, asked: RepeatTask, checker: str) -> Mapping[str, RepeatResult]:
         """What a host finds in a cell of another one, with what crosses a wire as files and text."""
         audit, cell, place = self.audits[checker], asked.cell, asked.place
         file = bytes(self.audits[cell.node].recorder.work_file(place))
@@ -642,7 +642,7 @@ def test_wrong_hidden_state_is_seen_beside_large_inputs_of_later_blocks() -> Non
         whole = sent if boundary == 2 else sent[..., :8]
         repeated, key = Repeated(course, None), TensorKey(Payload.HIDDEN, 0, 0, boundary)
         repeated.differing[key] = whole.clone()
-        repeated.results[tensor_name(key)] = Compared("digest", 1.0)
+        repeated.results[tensor_name(key)] = RepeatResult("digest", 1.0)
         wrong *= 1.01
         repeated.compare(key, (whole, None))
         wrong /= 1.01
@@ -675,7 +675,7 @@ def test_pairs_of_an_honest_host_of_another_kind_of_processor_are_permitted(
     def exact(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return plain(x.double(), weight.double(), None if bias is None else bias.double()).to(x.dtype)
 
-    def elsewhere(self: AuditedCarrier, asked: Question, checker: str) -> Mapping[str, Compared]:
+    def elsewhere(self: AuditedCarrier, asked: RepeatTask, checker: str) -> Mapping[str, RepeatResult]:
         with monkeypatch.context() as patch:
             patch.setattr(functional, "linear", exact)
             return repeat(self, asked, checker)

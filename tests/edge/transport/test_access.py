@@ -9,22 +9,22 @@ import pytest
 
 from edge.transport.access import RunAccess
 from ringtune.errors import FrameError, TrustError
-from ringtune.schedule.access import Asked, NodeCall, State
+from ringtune.schedule.access import NodeCall, RequestedCall, State
 from ringtune.schedule.turns import StartPoint
 from ringtune.transport.parties import node_party
 from tests.support.plans import make_plan
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"]).with_copies(True)
 START = StartPoint(step=2, holder="a")
-COPY = Asked(NodeCall.KEEP, "a", "r", State.TURN, 0, (0,), False, 4)
-FETCH = Asked(NodeCall.FETCH, "a", "r", State.TURN, 0, (0,), False, 2)
-DISK = Asked(NodeCall.FETCH, "a", "q", State.DISK, 0, (0,), False, 2)
+COPY = RequestedCall(NodeCall.KEEP, "a", "r", State.TURN, 0, (0,), False, 4)
+FETCH = RequestedCall(NodeCall.FETCH, "a", "r", State.TURN, 0, (0,), False, 2)
+DISK = RequestedCall(NodeCall.FETCH, "a", "q", State.DISK, 0, (0,), False, 2)
 
 
 def allowed(access: RunAccess) -> set[str]:
     """Which of node a's calls are permitted now."""
     found = set()
-    asked = {"probe": Asked(NodeCall.PROBE, "a", access._run_id), "copy": COPY, "fetch": FETCH, "disk": DISK}
+    asked = {"probe": RequestedCall(NodeCall.PROBE, "a", access._run_id), "copy": COPY, "fetch": FETCH, "disk": DISK}
     for name, one in asked.items():
         try:
             access.require(one, node_party("a"))
@@ -74,7 +74,7 @@ def test_fetches_of_a_recovery_wait_also_where_others_were_given_up_before_it() 
 
 def test_links_are_opened_again_where_a_node_is_behind_in_a_move() -> None:
     """A node that has gone back to the placement before the move opens its links once the others are back, too."""
-    access, link = RunAccess("b"), Asked(NodeCall.LINK, "a", "r")
+    access, link = RunAccess("b"), RequestedCall(NodeCall.LINK, "a", "r")
     access.place("r", PLAN, None)
     access.require(link, node_party("a"))
     access.move("r", PLAN, START, 0, None)
