@@ -69,22 +69,22 @@ def local_ring(
     progress: Progress,
     *,
     folder: RunFolder | None = None,
-    goes_on: Plan | None = None,
+    resumed: Plan | None = None,
     page: tuple[str, Path | None] | None = None,
 ) -> Iterator[Client]:
     """Start a coordinator, agents and a client, which end with the context; raises ``RingTuneError``.
 
     The calls are those of a remote run: over gRPC, from submitter to coordinator to agents.
 
-    ``folder`` is for logs and checkpoints; None = both are temporary. ``goes_on`` is the plan of the run to resume.
+    ``folder`` is for logs and checkpoints; None = both are temporary. ``resumed`` is the plan of the run to resume.
     ``page`` is ``host:port`` of a web page, and the file with its token.
     """
     from coordinator.server.server import CoordinatorServer
 
     progress.state(f"starting {num_nodes} local node{'s' if num_nodes > 1 else ''}")
     setup = LocalSetup.of(job, num_nodes)
-    if goes_on is not None:
-        _require_nodes(goes_on, setup)
+    if resumed is not None:
+        _require_nodes(resumed, setup)
     with speaking_as(None), contextlib.ExitStack() as stack:
         if folder is None:
             logs, states = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringtune-"))), None
@@ -355,7 +355,7 @@ def train(
             if not local:
                 return Client(coordinator, insecure=insecure)
             page = (web, Path(web_token) if web_token else None) if web else None
-            return local_ring(to_run, local, shown, folder=files, goes_on=start.plan if start else None, page=page)
+            return local_ring(to_run, local, shown, folder=files, resumed=start.plan if start else None, page=page)
 
         process = None
         if wait:

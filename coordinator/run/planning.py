@@ -2,17 +2,17 @@
 
 ::
 
-    nodes' sizes --> first look --> nodes' times --> links --> planning --> PlanReady, or PlanFailed
+    nodes' sizes --> check --> nodes' times --> links --> planning --> PlanReady, or PlanFailed
 
 Steps are left out where times, links or a plan are given. Everything here is called on the run's thread; long work has
 a thread of its own and answers through the run's queue, so that leases, status and Ctrl-C are served meanwhile.
 
 Nodes are asked twice. The first answers have sizes, rows and budgets; only if a plan fits them, by computed sizes, do
-the nodes time themselves, which builds a block and runs it. The first look plans with every choice of the run, so it
+the nodes time themselves, which builds a block and runs it. That check plans with every choice of the run, so it
 refuses nothing that the run could carry out.
 
-The nodes' answers, the first look and the measurements share one time limit, half as long again as that of a call
-(``runtime.wait_s``). The look takes at most half of the time that the first answers leave of the latter.
+The nodes' answers, the check of sizes and the measurements share one time limit, half as long again as that of a call
+(``runtime.wait_s``). The check takes at most half of the time that the first answers leave of the latter.
 """
 
 from __future__ import annotations
@@ -159,8 +159,8 @@ def plan_run(request: RunRequest, profile: Profile, kept: Planned | None, effort
 _SHARE_OF_WAIT = 0.5
 
 
-class FirstInspectionDone(NamedTuple):
-    """The first look at all nodes' answers is done.
+class SizesChecked(NamedTuple):
+    """The check of all nodes' sizes is done.
 
     Attributes:
         error: why no plan is possible; None = one is.
@@ -171,35 +171,35 @@ class FirstInspectionDone(NamedTuple):
     frozen: FrozenWeights | None = None
 
 
-def first_look(
+def check_sizes(
     request: RunRequest,
     facts: Mapping[str, NodeFacts],
     end_s: float,
     *,
     is_cancelled: Callable[[], bool],
     now_s: Callable[[], float] = time.monotonic,
-) -> FirstInspectionDone:
-    """Look whether a plan fits the nodes, in half of the time to ``end_s`` at most; raises ``RingTuneError``."""
+) -> SizesChecked:
+    """Check whether a plan fits the nodes, in half of the time to ``end_s`` at most; raises ``RingTuneError``."""
     seconds = min(request.job.runtime.plan_s, _SHARE_OF_WAIT * max(0.0, end_s - now_s()))
     effort = Effort(seconds=seconds, is_cancelled=is_cancelled, judged_actions=0)
     try:
         planned = plan_run(request, run_profile(request, facts), None, effort)
     except DeadlineError as error:  # the planner that knows all will say what is wrong
-        _LOG.info("the first inspection took too long: %s", error)
-        return FirstInspectionDone(None)
-    return FirstInspectionDone(None, planned.plan.course.frozen)
+        _LOG.info("the check of sizes took too long: %s", error)
+        return SizesChecked(None)
+    return SizesChecked(None, planned.plan.course.frozen)
 
 
 class RunPlanner:
     """The steps of one run before its plan.
 
     Args:
-        on_looked: called on the run's thread after the first look, which is over with that.
+        on_sizes_checked: called on the run's thread after the check of sizes, which is over with that.
         on_plan: called there with the plan, or the reason why there is none.
 
     Attributes:
-        is_looking: whether nodes' answers are for a first look, before they measure for a plan that is not made yet;
-            else they count for the plan.
+        is_checking_sizes: whether nodes' answers are for the check of sizes, before they measure for a plan that is not
+            made yet; else they count for the plan.
     """
 
     def __init__(
@@ -208,19 +208,19 @@ class RunPlanner:
         request: RunRequest,
         checkpoints: CheckpointManager,
         *,
-        on_looked: Callable[[FirstInspectionDone], None],
+        on_sizes_checked: Callable[[SizesChecked], None],
         on_plan: Callable[[PlanReady | rd.PlanFailed], None],
         enter: Callable[[str], None],
     ) -> None:
         self._request, self._checkpoints, self._cache = request, checkpoints, participants.members.links
         self._calls, self._put, self._emit = participants.calls, participants.queue.put, participants.output.emit
-        self._on_looked, self._on_plan, self._enter = on_looked, on_plan, enter
+        self._on_sizes_checked, self._on_plan, self._enter = on_sizes_checked, on_plan, enter
         self._cancelled = threading.Event()
         self._members: tuple[Member, ...] = ()
         self._spare: Collection[str] = ()
-        self.is_looking = request.needs_times and request.resume is None
-        self._look_end_s = 0.0
-        self._looked_at: dict[str, NodeFacts] = {}
+        self.is_checking_sizes = request.needs_times and request.resume is None
+        self._check_end_s = 0.0
+        self._sizes: dict[str, NodeFacts] = {}
         self._measuring: LinkMeasurement | None = None
         self._facts: Mapping[str, NodeFacts] = {}
 
@@ -229,20 +229,20 @@ class RunPlanner:
     def begin(self, members: Sequence[Member], spare: Collection[str] = ()) -> None:
         """Begin with the members of the run, of which it may leave out the ``spare`` ones; they are inspected next."""
         self._members, self._spare = tuple(members), spare
-        self._look_end_s = time.monotonic() + self._request.job.runtime.wait_s
+        self._check_end_s = time.monotonic() + self._request.job.runtime.wait_s
 
-    def look(self, facts: NodeFacts) -> None:
-        """Take a node's answer for the first look; the last one starts it."""
-        self._looked_at[facts.node] = facts
-        self._look_if_all_answered()
+    def take_sizes(self, facts: NodeFacts) -> None:
+        """Take a node's answer for the check of sizes; the last one starts it."""
+        self._sizes[facts.node] = facts
+        self._check_once_all_answered()
 
     def leave(self, node: str) -> None:
         """Plan without a node that has not answered, or answered what can't be; a plan with it is not wanted."""
         self._members = tuple(member for member in self._members if member.node != node)
         self._measuring = None
-        self._looked_at.pop(node, None)
-        if self.is_looking:
-            self._look_if_all_answered()
+        self._sizes.pop(node, None)
+        if self.is_checking_sizes:
+            self._check_once_all_answered()
 
     def _leaves_out(self, facts: Mapping[str, NodeFacts]) -> bool:
         """Whether nodes that have another model than most leave the run, which continues without them.
@@ -256,27 +256,27 @@ class RunPlanner:
             self._put(rd.NodeFailed(node, IntegrityError.__name__, f"node {node}: {problem}"))
         return True
 
-    def _look_if_all_answered(self) -> None:
-        members, facts = self._members, dict(self._looked_at)
+    def _check_once_all_answered(self) -> None:
+        members, facts = self._members, dict(self._sizes)
 
-        def look() -> Entry:
-            return done(first_look(self._request, facts, self._look_end_s, is_cancelled=self._cancelled.is_set))
+        def check() -> Entry:
+            return done(check_sizes(self._request, facts, self._check_end_s, is_cancelled=self._cancelled.is_set))
 
-        def done(looked: FirstInspectionDone) -> Entry:
-            return functools.partial(self._looked, members, looked)
+        def done(checked: SizesChecked) -> Entry:
+            return functools.partial(self._checked, members, checked)
 
         if len(facts) == len(members) and not self._leaves_out(facts):
-            work_beside("first-look", look, self._put, lambda error: done(FirstInspectionDone(error)))
+            work_beside("check-sizes", check, self._put, lambda error: done(SizesChecked(error)))
 
-    def _looked(self, members: Sequence[Member], looked: FirstInspectionDone) -> None:
-        if self._members is members:  # else a node was left out meanwhile, and the others are looked at anew
-            self.is_looking = False
-            self._on_looked(looked)
+    def _checked(self, members: Sequence[Member], checked: SizesChecked) -> None:
+        if self._members is members:  # else a node was left out meanwhile, and the others are checked anew
+            self.is_checking_sizes = False
+            self._on_sizes_checked(checked)
 
     @property
     def needs_times(self) -> bool:
         """Whether a node that is asked now has to measure itself."""
-        return self._request.needs_times and not self.is_looking
+        return self._request.needs_times and not self.is_checking_sizes
 
     # ---- links and plan ---------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ from coordinator.run.join import JoinHandler, KnownNodes
 from coordinator.run.members import Member, check_reachable, num_neighbours, rack_of, unused_owners
 from coordinator.run.migration import MigrationDriver, ReplanOutcome, ReplanSearch
 from coordinator.run.node_client import inspect_request, read_facts
-from coordinator.run.planning import FirstInspectionDone, PlanReady, RunPlanner, wire_problem
+from coordinator.run.planning import PlanReady, RunPlanner, SizesChecked, wire_problem
 from coordinator.run.recorder import RunRecorder
 from coordinator.run.recovery import Reports, with_role
 from coordinator.run.report import judge_of
@@ -129,7 +129,7 @@ class RunWork:
             participants,
             request,
             self._checkpoints,
-            on_looked=self._on_looked,
+            on_sizes_checked=self._on_sizes_checked,
             on_plan=self._on_plan,
             enter=self._enter,
         )
@@ -274,18 +274,18 @@ class RunWork:
         """Take a node's facts; raises ``IntegrityError``."""
         facts = read_facts(node, reply, is_timed=self._run_planner.needs_times)
         facts = dataclasses.replace(facts, rack=rack_of(self._members[node]))
-        if self._run_planner.is_looking:
-            self._run_planner.look(facts)
+        if self._run_planner.is_checking_sizes:
+            self._run_planner.take_sizes(facts)
         else:
             self._checkpoints.note_states(node, reply.shards, reply.saved)
             yield rd.Inspected(node, facts)
 
-    def _on_looked(self, looked: FirstInspectionDone) -> None:
+    def _on_sizes_checked(self, checked: SizesChecked) -> None:
         """Make the nodes measure themselves, or end a run for which no plan is possible."""
-        if looked.error is not None:
-            self._feed(rd.PlanFailed(type(looked.error).__name__, str(looked.error)))
+        if checked.error is not None:
+            self._feed(rd.PlanFailed(type(checked.error).__name__, str(checked.error)))
             return
-        self._timed_frozen = looked.frozen
+        self._timed_frozen = checked.frozen
         for node in sorted(self._addresses):
             self._inspect(node)
 

@@ -163,10 +163,10 @@ class Agent:
         job_toml: str,
         addresses: Mapping[str, str],
         timeout_s: float,
-        goes_on: ResumeShard | None = None,
+        resume: ResumeShard | None = None,
         sizes: CopyBytes = NOT_PLANNED,
     ) -> int:
-        """Build the slice and open the links; with ``goes_on`` load the state of a checkpoint or the end of a turn.
+        """Build the slice and open the links; with ``resume`` load the state of a checkpoint or the end of a turn.
 
         ``sizes`` limit the copies that other nodes send.
 
@@ -183,11 +183,11 @@ class Agent:
         deadline_s = time.monotonic() + ANSWER_SHARE * timeout_s
         self._release_other("", deadline_s - time.monotonic())
         plan = Plan.from_json(read_object(plan_json, "the received plan"))
-        start = StartPoint.of(plan.course, step=goes_on.shard.step, holder=goes_on.holder) if goes_on else None
-        taken = self.moves.from_disks(goes_on, job_toml, addresses, deadline_s, sizes)
+        start = StartPoint.of(plan.course, step=resume.shard.step, holder=resume.holder) if resume else None
+        taken = self.moves.from_disks(resume, job_toml, addresses, deadline_s, sizes)
         active = self.adopt(run_id, placement_number, plan, start, sizes)
         hosted_bytes = self.begin(
-            active, job_toml, addresses, deadline_s, goes_on=None if taken else goes_on, taken=taken
+            active, job_toml, addresses, deadline_s, resume=None if taken else resume, taken=taken
         )
         _LOG.debug("run %s is prepared, %d bytes of weights", run_id, hosted_bytes)
         return hosted_bytes
@@ -210,7 +210,7 @@ class Agent:
         addresses: Mapping[str, str],
         deadline_s: float,
         *,
-        goes_on: ResumeShard | None = None,
+        resume: ResumeShard | None = None,
         taken: MigratedState | None = None,
     ) -> int:
         """Prepare a run, or resume it from a ``MigratedState``; see ``prepare``."""
@@ -228,7 +228,7 @@ class Agent:
                 initial = self.models.with_initial(run_id, job, plan.course.initial, timeout_s=left_s)
             with initial as job_here:
                 left_s, what = deadline_s - time.monotonic(), f"node {active.node} to build its slice"
-                build = functools.partial(self._build, active, job_here, deadline_s, goes_on, taken)
+                build = functools.partial(self._build, active, job_here, deadline_s, resume, taken)
                 self._compute.call(build, timeout_s=left_s, what=what)
             open_links(active, self.options, self.backend(), addresses, deadline_s)
             with self._lock:  # a release comes before it starts, or stops what has started
@@ -485,11 +485,11 @@ class Agent:
     # ---- parts of prepare -------------------------------------------------------------------------
 
     def _build(
-        self, active: ActiveRun, job: Job, deadline_s: float, goes_on: ResumeShard | None, taken: MigratedState | None
+        self, active: ActiveRun, job: Job, deadline_s: float, resume: ResumeShard | None, taken: MigratedState | None
     ) -> None:
         """Build the executor of a run, open its saver, and load the checkpoint or snapshots; on the compute thread.
 
-        ``goes_on`` is the shard to resume from, ``taken`` the trained state of the last placement or from disks; both
+        ``resume`` is the shard to resume from, ``taken`` the trained state of the last placement or from disks; both
         None for a new run. ``deadline_s`` is monotonic seconds, for the lock of the folder for shards.
 
         Raises:
@@ -506,13 +506,13 @@ class Agent:
             active.check_wanted()
         data_run, dataset = self._data
         active.executor = backend.build(options, job, plan, dataset if data_run == active.run_id else None)
-        first_run = goes_on.run_id if goes_on else taken.shards_run if taken else active.run_id
+        first_run = resume.run_id if resume else taken.shards_run if taken else active.run_id
         active.saver = saver = open_saver(
             options.state,
             plan,
             active.node,
             first_run,
-            is_resumed=goes_on is not None or (taken is not None and taken.is_resumed),
+            is_resumed=resume is not None or (taken is not None and taken.is_resumed),
             keeps_state=job.keeps_state_on_disk,
             keeps_best=job.keeps_best_on_disk and plan.course.num_steps > 0,
             kept=options.kept,
@@ -537,9 +537,9 @@ class Agent:
             if taken.is_resumed and saver is not None:
                 saver.require_rows()
             backend.load_migrated(active.executor, taken)
-        if goes_on is not None and saver is not None:
-            with_head = saves_head(plan.course, active.node, goes_on.holder)
-            shard, plan_digest = goes_on.shard, goes_on.plan_digest
+        if resume is not None and saver is not None:
+            with_head = saves_head(plan.course, active.node, resume.holder)
+            shard, plan_digest = resume.shard, resume.plan_digest
             saver.load(shard.step, shard.sha256, active.executor, with_head=with_head, plan_digest=plan_digest)
 
     def _start(self, active: ActiveRun, job: Job) -> Reporter:

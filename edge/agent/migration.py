@@ -236,7 +236,7 @@ class AgentMigration:
 
     def from_disks(
         self,
-        goes_on: ResumeShard | None,
+        resume: ResumeShard | None,
         job_toml: str,
         addresses: Mapping[str, str],
         deadline_s: float,
@@ -247,10 +247,10 @@ class AgentMigration:
         Those of other nodes are fetched to files without a name. A node without an answer is retried for the lease's
         seconds. No file is larger than ``sizes`` plan. Raises ``UsageError``, ``IntegrityError`` or ``RingTuneError``.
         """
-        if goes_on is None or (saved := goes_on.saved) is None:
+        if resume is None or (saved := resume.saved) is None:
             return None
-        node, folder, run_id = self._node, self._agent.options.state, goes_on.run_id
-        step, attempt, lease_s = goes_on.shard.step, saved.attempt, _lease_s(job_toml, run_id)
+        node, folder, run_id = self._node, self._agent.options.state, resume.run_id
+        step, attempt, lease_s = resume.shard.step, saved.attempt, _lease_s(job_toml, run_id)
         parts, files, head = saved_parts(folder, node, run_id), list[Pieces](), None
         fetcher = SnapshotFetcher(
             node, run_id, 0, addresses, deadline_s, self._check, lease_s, attempt, folder=folder, sizes=sizes
@@ -263,7 +263,7 @@ class AgentMigration:
                 files.append(copies.part(step, attempt, source.start, source.stop, sha256=source.sha256))
         if saved.head_from not in ("", node):
             head = fetcher.head(saved.head_from, step, saved.head_sha256)
-        elif saved.head_from or goes_on.holder == node:
+        elif saved.head_from or resume.holder == node:
             head = _own_copies(parts, node).head(step, attempt, sha256=saved.head_sha256)
         return MigratedState(tuple(files), metadata(attempt, step), head, run_id, is_resumed=parts is not None)
 

@@ -593,7 +593,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
                 job_toml=request.job_toml,
                 addresses=dict(request.addresses),
                 timeout_s=_left_s(context),
-                goes_on=_resume_shard(request),
+                resume=_resume_shard(request),
                 sizes=CopyBytes(request.block_bytes, request.head_bytes),
             ),
         )

@@ -29,7 +29,7 @@ from coordinator.planner.memory import MemoryCaps
 from coordinator.planner.planned import Planned
 from coordinator.planner.search import choose_plan
 from coordinator.run.events import EventSink
-from coordinator.run.planning import FirstInspectionDone
+from coordinator.run.planning import SizesChecked
 from coordinator.run.requests import RunRequest
 from coordinator.screen.plan_text import plan_text
 from coordinator.screen.progress import Progress
@@ -41,7 +41,7 @@ from ringtune.errors import CapacityError, DataError, DeadlineError, ModelError,
 from ringtune.job.job import Job
 from ringtune.schedule.course import FROZEN_DTYPES, FrozenWeights
 from ringtune.schedule.plan import Plan
-from tests.coordinator.run.test_planning import looked
+from tests.coordinator.run.test_planning import checked
 from tests.support.cases import cases
 from tests.support.fake_agents import MODEL, NO_TIMES, FakeCluster, facts, job
 
@@ -312,8 +312,8 @@ def test_plan_says_how_frozen_weights_are_held() -> None:
     assert explain(named, relative=True).frozen == ""
     # The look before the measurement settles the type
     room = min_bytes("bfloat16")
-    assert looked(job(runtime__frozen="auto"), large_nodes(room)) == FirstInspectionDone(None, BF16)
-    assert looked(job(runtime__frozen="auto"), large_nodes()) == FirstInspectionDone(None, None)
+    assert checked(job(runtime__frozen="auto"), large_nodes(room)) == SizesChecked(None, BF16)
+    assert checked(job(runtime__frozen="auto"), large_nodes()) == SizesChecked(None, None)
 
 
 def test_auto_that_fits_with_no_type_is_refused_with_the_smallest() -> None:
@@ -555,7 +555,7 @@ def test_resume_of_a_local_ring_with_other_nodes_is_refused_before_any_is_starte
         (2, "node-0, node-1, node-2; --local 2 lacks node-2, give the same number"),
         (4, "3 nodes owned data when the run began, --local 4 would share it among 4; give the same number"),
     ):
-        ring = local_ring(job(data__train="rows.csv"), num_nodes, Progress(), goes_on=begun.plan)
+        ring = local_ring(job(data__train="rows.csv"), num_nodes, Progress(), resumed=begun.plan)
         with pytest.raises(UsageError, match=re.escape(message)), ring:
             pytest.fail("it was started")
 

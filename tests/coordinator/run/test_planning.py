@@ -21,7 +21,7 @@ from coordinator.run import planning
 from coordinator.run.checkpoint import CheckpointManager
 from coordinator.run.driver import Participants
 from coordinator.run.members import LinkCache, Member
-from coordinator.run.planning import FirstInspectionDone, check_waits, first_look, wire_problem
+from coordinator.run.planning import SizesChecked, check_sizes, check_waits, wire_problem
 from coordinator.run.requests import RunRequest
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.errors import CapacityError, DeadlineError, PeerLostError, PlanError, RingTuneError
@@ -46,13 +46,13 @@ def nodes(**changes: Any) -> dict[str, NodeFacts]:
     return {name: facts(name, **NO_TIMES, **changes) for name in "ab"}
 
 
-def looked(job: Job, members: dict[str, NodeFacts], **options: Any) -> FirstInspectionDone:
+def checked(job: Job, members: dict[str, NodeFacts], **options: Any) -> SizesChecked:
     """What the look at these nodes says."""
     request = RunRequest(job=job, plan_only=False, num_nodes=2, join_s=1.0, **options)
     try:
-        return first_look(request, members, math.inf, is_cancelled=lambda: False)
+        return check_sizes(request, members, math.inf, is_cancelled=lambda: False)
     except RingTuneError as error:
-        return FirstInspectionDone(error)
+        return SizesChecked(error)
 
 
 def between(wanted: Job, microbatches: int) -> dict[str, NodeFacts]:
@@ -72,19 +72,19 @@ def test_look_refuses_a_job_that_no_plan_fits() -> None:
     small = nodes(memory_bytes=10)
     with pytest.raises(CapacityError) as refused:
         make_plan(job(), small)
-    error = looked(job(), small).error
+    error = checked(job(), small).error
     assert (type(error), str(error)) == (CapacityError, str(refused.value))
     # A batch of eight rows fits only in parts: with ``--microbatches`` the nodes measure, without it is refused
     wanted = job(**WHOLE)
     small = between(wanted, 8)
-    assert isinstance(looked(wanted, small).error, CapacityError)
-    assert looked(wanted, small, choices=Choices(microbatches=(1, 2, 4, 8))).error is None
+    assert isinstance(checked(wanted, small).error, CapacityError)
+    assert checked(wanted, small, choices=Choices(microbatches=(1, 2, 4, 8))).error is None
     # A plan with eight micro-batches fits although the job's one would not; a plan of another job is refused
     wanted = job(**WHOLE)
     small = between(wanted, 8)
     given = GivenPlan(plan=make_plan(wanted, small, microbatches=(8,)).plan)
-    assert looked(wanted, small, plan=given).error is None
-    assert isinstance(looked(wanted.with_overrides({"train.seed": 3}), small, plan=given).error, PlanError)
+    assert checked(wanted, small, plan=given).error is None
+    assert isinstance(checked(wanted.with_overrides({"train.seed": 3}), small, plan=given).error, PlanError)
 
 
 @pytest.mark.promise("6 every wait ends")
@@ -101,7 +101,7 @@ def test_look_leaves_the_nodes_half_of_the_wait_to_measure(monkeypatch: pytest.M
         wanted = job(runtime__wait_s=20.0, runtime__plan_s=plan_s)
         request = RunRequest(job=wanted, plan_only=False, num_nodes=1, join_s=1.0)
         asked = {"a": facts("a", **NO_TIMES)}
-        looked_at = first_look(request, asked, 120.0, is_cancelled=lambda: False, now_s=lambda: 106.0)
+        looked_at = check_sizes(request, asked, 120.0, is_cancelled=lambda: False, now_s=lambda: 106.0)
         assert looked_at.error is None
     assert seconds == [7.0, 2.0]
 
@@ -118,7 +118,7 @@ def test_plan_with_a_node_that_was_left_out_meanwhile_is_dropped(fits: bool, mon
     monkeypatch.setattr(planning, "make_plan", made)
     plans = list[Any]()
     planner, entries = planner_of_a_and_b(on_plan=plans.append)
-    planner.is_looking = False
+    planner.is_checking_sizes = False
     monkeypatch.setattr(planning, "check_waits", lambda *_: None)
     planner.plan({name: facts(name) for name in "ab"})
     before = entries.get(timeout=CALL_S)
@@ -132,20 +132,20 @@ def test_plan_with_a_node_that_was_left_out_meanwhile_is_dropped(fits: bool, mon
 
 def test_look_at_a_node_that_was_left_out_meanwhile_is_dropped() -> None:
     """The job fits on no ring with it; the other one is looked at anew, and asked for its times once."""
-    looked_at = list[FirstInspectionDone]()
-    planner, entries = planner_of_a_and_b(on_looked=looked_at.append)
-    planner.look(nodes()["a"])
-    planner.look(nodes(memory_bytes=10)["b"])
+    looked_at = list[SizesChecked]()
+    planner, entries = planner_of_a_and_b(on_sizes_checked=looked_at.append)
+    planner.take_sizes(nodes()["a"])
+    planner.take_sizes(nodes(memory_bytes=10)["b"])
     before = entries.get(timeout=CALL_S)
     planner.leave("b")
     before()
-    assert looked_at == [] and planner.is_looking
+    assert looked_at == [] and planner.is_checking_sizes
     entries.get(timeout=CALL_S)()
-    assert [looked.error for looked in looked_at] == [None] and not planner.is_looking
+    assert [checked.error for checked in looked_at] == [None] and not planner.is_checking_sizes
 
 
 def planner_of_a_and_b(
-    *, on_looked: Any = lambda looked: None, on_plan: Any = lambda made: None
+    *, on_sizes_checked: Any = lambda checked: None, on_plan: Any = lambda made: None
 ) -> tuple[planning.RunPlanner, queue.SimpleQueue[Any]]:
     """A planner for two nodes, and what it has queued for the run's thread."""
     members: Any = SimpleNamespace(links=LinkCache())
@@ -154,7 +154,7 @@ def planner_of_a_and_b(
         participants,
         RunRequest(job=job(), num_nodes=2),
         CheckpointManager("run", job(), None),
-        on_looked=on_looked,
+        on_sizes_checked=on_sizes_checked,
         on_plan=on_plan,
         enter=lambda phase: None,
     )
