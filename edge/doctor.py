@@ -36,11 +36,11 @@ from ringtune.models.folder import base_tensors, check_files, classes_of_head, m
 from ringtune.models.gguf import folder_of_gguf
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.transport.channels import open_channel
+from ringtune.transport.credentials import process_credentials, refuse_both, use_credentials, use_credentials_from
 from ringtune.transport.endpoints import PROXY_VARIABLES, is_compatible, require_private, split_address
 from ringtune.transport.enrollment import coordinator_problem
 from ringtune.transport.identity import facts_of, has_identity, is_issued_by, utc
 from ringtune.transport.parties import COORDINATOR, coordinator_trust, find_user_trust, node_trust
-from ringtune.transport.speaker import refuse_both, speak_as, speak_from, speaker
 from ringtune.transport.status import error_of_call
 from ringtune.transport.tls import certificate_at, handshake_problem
 from ringtune.v1 import control_pb2, control_pb2_grpc
@@ -362,12 +362,12 @@ def check_own(role: str, trust: Path | None, *, insecure: bool) -> Check:
 
     ``trust`` is its folder; None = where the role or this user has it, if at all.
     """
-    speak_as(None)
+    use_credentials(None)
     try:
         folder = None if insecure else trust or _found(role)
         if folder is None:
             return passed(_NAME, "none: plain text, on this machine or with --insecure")
-        facts = speak_from(folder).identity.facts
+        facts = use_credentials_from(folder).identity.facts
     except TrustError as error:
         return failed(_NAME, str(error), _REMEDY)
     certificate = f"{facts.party}, until {utc(facts.ends_unix_s)}"
@@ -385,7 +385,7 @@ def _found(role: str) -> Path | None:
 
 def check_other(address: str) -> list[Check]:
     """Check the certificate that a coordinator shows: chain, dates and name; nothing in plain text."""
-    who = speaker()
+    who = process_credentials()
     if who is None:
         return []
     try:
@@ -433,7 +433,7 @@ def check_coordinator(address: str) -> list[Check]:
         if why:
             return [failed("coordinator", f"{address} can't be talked to ({status})", why)]
         remedy = "start it with 'ringtune coordinator', check address, firewall and the Wi-Fi's client isolation"
-        if speaker() is not None:
+        if process_credentials() is not None:
             remedy += "; it may refuse this certificate: run 'ringtune doctor' there, as its clock may be wrong"
         return [failed("coordinator", f"{address} does not answer ({status})", remedy)]
     finally:

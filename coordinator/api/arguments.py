@@ -25,7 +25,7 @@ from ringtune.job.job import Job, load_job, sections_of, with_absolute_paths, wi
 from ringtune.models.family import CAUSAL_LM
 from ringtune.storage.pieces import FilePieces, Pieces
 from ringtune.techniques.initial_adapter import INITIAL_FILE, initial_values, with_digest
-from ringtune.transport.speaker import speaker, speaking_as
+from ringtune.transport.credentials import process_credentials, using_credentials
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -191,7 +191,7 @@ def for_python(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
-        with reworded(in_python), speaking_as(speaker()):
+        with reworded(in_python), using_credentials(process_credentials()):
             return function(*args, **kwargs)
 
     return called

@@ -44,7 +44,7 @@ from ringtune.models.family import LANGUAGE_TASKS
 from ringtune.storage.arrow_files import is_arrow
 from ringtune.storage.durable import write_durably
 from ringtune.techniques.generation import TEXTS, GenerationSettings
-from ringtune.transport.speaker import is_encrypted, speaking_as
+from ringtune.transport.credentials import is_encrypted, using_credentials
 
 _POLL_S = 0.1
 _STOP_S = 8.0
@@ -84,7 +84,7 @@ def evaluate_alone(run: SavedRun, data: Path | None, *, join_s: float, model: Pa
     """
     job = evaluation_job(run, data, model=model)
     check_rows(job.model.task, job.data)
-    with speaking_as(None), CoordinatorServer("127.0.0.1:0", lease_s=job.runtime.lease_s) as server:
+    with using_credentials(None), CoordinatorServer("127.0.0.1:0", lease_s=job.runtime.lease_s) as server:
         try:
             with _evaluated(run, job, server.address, join_s=join_s, options=[OWN_COORDINATOR]) as (came, _):
                 return _figures(came)

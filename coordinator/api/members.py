@@ -14,7 +14,7 @@ from coordinator.api.run import Run
 from coordinator.client.connection import Connection
 from coordinator.client.detached_runs import fetch_run, kept_record
 from coordinator.screen.listing import nodes_json, runs_json, status_json
-from ringtune.transport.speaker import speaker, speaking_as
+from ringtune.transport.credentials import process_credentials, using_credentials
 
 if TYPE_CHECKING:
     from coordinator.api.plan import PlannedJob
@@ -76,7 +76,7 @@ class Coordinator:
 
     @contextmanager
     def _connected(self) -> Iterator[Connection]:
-        with speaking_as(speaker()), Connection(self.address, insecure=self._insecure) as client:
+        with using_credentials(process_credentials()), Connection(self.address, insecure=self._insecure) as client:
             yield client
 
 

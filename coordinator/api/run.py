@@ -43,7 +43,7 @@ from ringtune.job.job import Job, load_job
 from ringtune.machine.process import exit_error
 from ringtune.models.result_files import ADAPTER_FOLDER, MODEL_FOLDER
 from ringtune.schedule.plan import Plan
-from ringtune.transport.speaker import speaker, speaking_as
+from ringtune.transport.credentials import process_credentials, using_credentials
 
 if TYPE_CHECKING:
     import subprocess
@@ -400,7 +400,7 @@ class Run:
     @contextmanager
     def _connected(self, place: RunLocation) -> Iterator[Connection | None]:
         """Connect to the coordinator of the run; yield None if a local one has ended."""
-        with speaking_as(None if place.is_local else speaker()):
+        with using_credentials(None if place.is_local else process_credentials()):
             try:
                 client = Connection(place.coordinator, insecure=None if place.is_local else self._insecure)
             except ConnectionFailedError:

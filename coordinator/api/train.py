@@ -52,7 +52,7 @@ from ringtune.job.job import Job
 from ringtune.job.rows import check_rows
 from ringtune.schedule.plan import Plan
 from ringtune.storage.durable import check_writable, require_free, write_durably
-from ringtune.transport.speaker import speaking_as
+from ringtune.transport.credentials import using_credentials
 from ringtune.v1 import control_pb2
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def local_ring(
     setup = LocalSetup.of(job, num_nodes)
     if resumed is not None:
         _require_nodes(resumed, setup)
-    with speaking_as(None), contextlib.ExitStack() as stack:
+    with using_credentials(None), contextlib.ExitStack() as stack:
         if folder is None:
             logs, states = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringtune-"))), None
         else:

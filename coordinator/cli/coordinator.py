@@ -16,8 +16,8 @@ import typer
 from ringtune import options
 from ringtune.errors import InterruptedRunError, StorageError, UsageError
 from ringtune.hints import hint_to_install
+from ringtune.transport.credentials import refuse_both, use_credentials
 from ringtune.transport.parties import AUTHORITY, coordinator_trust
-from ringtune.transport.speaker import refuse_both, speak_as
 
 if TYPE_CHECKING:
     from coordinator.server.certificate_authority import TrustKeeper
@@ -48,12 +48,12 @@ def keeper_of(trust: Path | None, *, insecure: bool, shared: Database | None = N
     refuse_both(trust, insecure=insecure)
     folder = trust or coordinator_trust()
     if insecure or (trust is None and not (folder / AUTHORITY).is_file()):
-        speak_as(None)
+        use_credentials(None)
         return None
     from coordinator.server.certificate_authority import TrustKeeper
 
     keeper = TrustKeeper(folder, shared=shared)
-    speak_as(keeper.speaker)
+    use_credentials(keeper.credentials)
     return keeper
 
 

@@ -16,11 +16,10 @@ import grpc
 from coordinator.server.run_record import RunRecord
 from ringtune.errors import ConnectionFailedError, DeadlineError, RingTuneError, TrustError
 from ringtune.hints import hint_to_start_coordinator
-from ringtune.transport import speaker as speaking
 from ringtune.transport.channels import open_channel
+from ringtune.transport.credentials import is_encrypted, process_credentials, use_credentials_of_user
 from ringtune.transport.endpoints import require_compatible, require_private
 from ringtune.transport.parties import COORDINATOR
-from ringtune.transport.speaker import speak_as_user
 from ringtune.transport.status import error_of_call
 from ringtune.transport.tls import handshake_problem
 from ringtune.v1 import control_pb2, control_pb2_grpc, trust_pb2, trust_pb2_grpc
@@ -51,7 +50,7 @@ class Connection:
     """
 
     def __init__(self, address: str, *, insecure: bool | None = None) -> None:
-        self._trust = None if insecure is None else speak_as_user(insecure=insecure)
+        self._trust = None if insecure is None else use_credentials_of_user(insecure=insecure)
         require_private(address, option="--coordinator", insecure=insecure or False)
         self.address = address
         self._channel = open_channel(address, peer=COORDINATOR)
@@ -83,7 +82,7 @@ class Connection:
             raise ConnectionFailedError(
                 f"no coordinator answers at {self.address} (waited {CONNECT_S:g} s); start it there with "
                 f"'{hint_to_start_coordinator(self.address)}', or correct --coordinator"
-                f"{doctor if speaking.is_encrypted() else ''}"
+                f"{doctor if is_encrypted() else ''}"
             ) from error
 
     def _renew(self, status: control_pb2.StatusReply) -> None:
@@ -91,24 +90,24 @@ class Connection:
 
         A failure does not stop the command.
         """
-        speaker = speaking.speaker()
-        if self._trust is not None and speaker is not None:
+        credentials = process_credentials()
+        if self._trust is not None and credentials is not None:
             from ringtune.transport.enrollment import renew_if_due, take_authorities
 
-            take_authorities(status.authorities_pem, speaker, self._trust)
-            if renew_if_due(self._membership, speaker, self._trust, time.time()):
+            take_authorities(status.authorities_pem, credentials, self._trust)
+            if renew_if_due(self._membership, credentials, self._trust, time.time()):
                 self._asked()  # with the new certificate, so that the coordinator knows that it has arrived
 
     def _reread(self) -> None:
         """Use a newer certificate on disk, which another command of this user has got for both."""
-        speaker = speaking.speaker()
-        if self._trust is not None and speaker is not None:
+        credentials = process_credentials()
+        if self._trust is not None and credentials is not None:
             from ringtune.transport.identity import read_identity
 
             with contextlib.suppress(TrustError):
                 identity = read_identity(self._trust, time.time())
-                if identity.facts.ends_unix_s > speaker.identity.facts.ends_unix_s:
-                    speaker.identity = identity
+                if identity.facts.ends_unix_s > credentials.identity.facts.ends_unix_s:
+                    credentials.identity = identity
 
     def heard(self, events: Iterable[control_pb2.RunEvent]) -> Iterator[control_pb2.RunEvent]:
         """Pass events on, which may take days; renew this user's certificate meanwhile, as commands do, at times."""

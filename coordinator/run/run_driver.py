@@ -62,7 +62,7 @@ from ringtune.schedule.operation_tables import BlockScores
 from ringtune.schedule.plan import Plan
 from ringtune.storage.tensor_files import TensorFile
 from ringtune.techniques.initial_adapter import INITIAL_FILE, head_note
-from ringtune.transport.speaker import speaker
+from ringtune.transport.credentials import process_credentials
 from ringtune.v1 import control_pb2
 
 _MAX_WAITING_BYTES: Final = 32 << 20
@@ -549,7 +549,7 @@ class RunWork:
         )
         audit = None
         if job.audit_share and self._request.is_training:
-            who = speaker()
+            who = process_credentials()
             audit = RunAudit(
                 self._participants,
                 job,

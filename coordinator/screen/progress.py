@@ -29,9 +29,9 @@ from ringtune.schedule.turns import StepKind
 from ringtune.techniques import DECISION_LINES, TECHNIQUES
 from ringtune.techniques.activation_checkpointing import NONE
 from ringtune.texts import counted, listed, printable
+from ringtune.transport.credentials import is_encrypted
 from ringtune.transport.endpoints import is_loopback, is_wildcard, join_address, split_address
 from ringtune.transport.parties import ADMIN, VARIABLE
-from ringtune.transport.speaker import is_encrypted
 
 
 def reachable_address(bound: str, machine_address: str) -> str:

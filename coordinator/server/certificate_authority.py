@@ -41,6 +41,7 @@ from ringtune.errors import BusyError, StorageError, TokenError, TrustError, Usa
 from ringtune.storage.durable import drop_file, make_private_folder, storage_errors, write_durably
 from ringtune.texts import RepeatCounter, listed, printable, times
 from ringtune.transport import parties
+from ringtune.transport.credentials import Credentials, Removal, Removals
 from ringtune.transport.identity import (
     BACKDATED_S,
     OWN_RUNS,
@@ -77,7 +78,6 @@ from ringtune.transport.parties import (
     node_party,
     secret_hash,
 )
-from ringtune.transport.speaker import Removal, Removals, Speaker
 
 if TYPE_CHECKING:
     from coordinator.server.database import Database
@@ -666,7 +666,7 @@ class TrustKeeper:
         shared: has the register where coordinators share a database, which have copies of one folder.
 
     Attributes:
-        speaker: the coordinator's own identity, and the revoked certificates.
+        credentials: the coordinator's own identity, and the revoked certificates.
         removed_serials: revoked certificates by serial, for nodes of earlier versions.
         last_state: of the rotation, at the last look of ``advance``; None = none is under way.
 
@@ -689,7 +689,7 @@ class TrustKeeper:
         self._looked_unix_s = -math.inf
         self.last_state: RotationState | None = None
         self._authority, self._next, self._rotation = self._read_authorities()
-        self.speaker = Speaker(self._own())
+        self.credentials = Credentials(self._own())
         self._look()
 
     def _read_authorities(self) -> tuple[Authority, Authority | None, Rotation | None]:
@@ -750,7 +750,7 @@ class TrustKeeper:
         They are those that this process trusts, and so change with the certificate that it shows: a member that was
         told of the new authority alone would refuse a coordinator that still shows a certificate of the old one.
         """
-        return self.speaker.identity.authorities
+        return self.credentials.identity.authorities
 
     @property
     def _trusted(self) -> tuple[bytes, ...]:
@@ -881,8 +881,8 @@ class TrustKeeper:
             _LOG.warning("another coordinator has changed the rotation of the authority; its state is taken")
         self._authority, self._next, self._rotation = self._read_authorities()
         identity = self._own()
-        if identity != self.speaker.identity:
-            self.speaker.identity = identity
+        if identity != self.credentials.identity:
+            self.credentials.identity = identity
 
     def heard(self, caller: CertificateFacts, authorities_version: str | None) -> None:
         """Note the authority of a caller's certificate, and of a node which authorities it trusts."""
@@ -983,7 +983,7 @@ class TrustKeeper:
         self._look()
         with self._rotating:
             self._authority, self._next, self._rotation = self._read_authorities()
-            self.speaker.identity = self._own()
+            self.credentials.identity = self._own()
             state = self.rotation_state(())
         before, now = self._register.noted(_AUTHORITY), fingerprint(self.authority_pem)
         self._register.note(_AUTHORITY, now)
@@ -997,5 +997,5 @@ class TrustKeeper:
     def _look(self) -> None:
         with self._lock:  # else an older list could take the place of a newer one
             now_unix_s = self._clock()
-            self.speaker.removed = self._register.removed(now_unix_s)
+            self.credentials.removed = self._register.removed(now_unix_s)
             self.removed_serials = self._register.removed_serials(now_unix_s)

@@ -105,7 +105,9 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
                     "coordinator token NAME'"
                 )
             self._coordinator.join(member_of(request))
-            refusal = self._keeper.speaker.refusal(caller) if self._keeper is not None and caller is not None else ""
+            refusal = (
+                self._keeper.credentials.refusal(caller) if self._keeper is not None and caller is not None else ""
+            )
             if refusal:  # it was removed since this call began, and perhaps before it was a member
                 self._coordinator.remove(request.node, refusal, forever=False)
                 raise TrustError(f"node {request.node} is refused: {refusal}; join with a new token")
@@ -130,7 +132,7 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
             authorities = self._keeper.authorities
             if said != authorities_version(authorities):
                 reply.authorities_pem.extend(authorities)
-            removed = self._keeper.speaker.removed
+            removed = self._keeper.credentials.removed
             if not request.HasField("removals_version"):
                 reply.removed.extend(map(removal_to_proto, self._keeper.removed_serials))
             else:

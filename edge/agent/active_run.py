@@ -45,9 +45,9 @@ from ringtune.schedule.turns import StartPoint
 from ringtune.texts import RepeatCounter, times
 from ringtune.transport.channels import MAX_WORKERS
 from ringtune.transport.codecs import GrantReader
+from ringtune.transport.credentials import process_credentials
 from ringtune.transport.endpoints import is_allowed
 from ringtune.transport.parties import node_party
-from ringtune.transport.speaker import speaker
 from ringtune.transport.tls import handshake_problem
 
 if TYPE_CHECKING:
@@ -350,7 +350,7 @@ def _open_link(backend: TorchBackend, active: ActiveRun, target: str, address: s
 def _link_error(node: str, target: str, address: str, error: RingTuneError) -> RingTuneError:
     """Return the error of a link that does not open: of links, with the peer, or of this node's certificate alone."""
     kind: type[RingTuneError] = FrameError if isinstance(error, FrameError) else ConnectionFailedError
-    why, peer, speaks_for = str(error), target, speaker()
+    why, peer, speaks_for = str(error), target, process_credentials()
     if speaks_for is not None and kind is ConnectionFailedError:
         why = handshake_problem(why, address, node_party(target)) or why
         if speaks_for.identity.facts.problem_at(time.time()):

@@ -81,10 +81,10 @@ from ringtune.storage.tables import TABLE_SUFFIXES, table_rows
 from ringtune.storage.text_files import form_suffix
 from ringtune.transport.channels import Server, open_channel
 from ringtune.transport.codecs import removals_from_proto, step_kind
+from ringtune.transport.credentials import Removals, process_credentials
 from ringtune.transport.endpoints import WIRE
 from ringtune.transport.parties import COORDINATOR
 from ringtune.transport.retry import RetryState
-from ringtune.transport.speaker import Removals, speaker
 from ringtune.transport.status import answer, answer_stream, error_of_call
 from ringtune.transport.tls import handshake_problem
 from ringtune.transport.weights_servicer import WeightsServicer
@@ -159,7 +159,7 @@ class CoordinatorCalls:
 
         ``authorities`` are certificates, PEM, the signing one first; none = as before.
         """
-        who = speaker()
+        who = process_credentials()
         if who is None:
             return
         from ringtune.transport.enrollment import renew_if_due, take_authorities
@@ -474,7 +474,7 @@ class Membership:
             rss_bytes=self._rss_bytes(),
             sent_unix_s=time.time(),
             removals_version=self._removals_version,
-            authorities_version=who.identity.authorities_version if (who := speaker()) else None,
+            authorities_version=who.identity.authorities_version if (who := process_credentials()) else None,
         )
         sent_s = time.monotonic()
         try:

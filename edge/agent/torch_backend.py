@@ -58,7 +58,7 @@ from ringtune.storage.tensor_files import TensorFile, TensorPieces
 from ringtune.techniques.audit import checked_by, fits_checked_by
 from ringtune.techniques.frozen_weights import first_choice
 from ringtune.techniques.operations import job_subnets
-from ringtune.transport.speaker import speaker
+from ringtune.transport.credentials import process_credentials
 
 _LOG = logging.getLogger(__name__)
 
@@ -237,7 +237,7 @@ def audit(options: AgentOptions, run_id: str, job: Job, plan: Plan, executor: No
 
 def _signed(content: bytes) -> tuple[bytes, bytes]:
     """Sign with this node's certificate; nothing in plain text."""
-    if (who := speaker()) is None:
+    if (who := process_credentials()) is None:
         return b"", b""
     from ringtune.transport.identity import sign
 

@@ -22,10 +22,10 @@ from ringtune.errors import BusyError, ConnectionFailedError, RingTuneError, Tok
 from ringtune.hints import hint_to_install
 from ringtune.ids import check_node_name
 from ringtune.options import DEFAULT_COORDINATOR
+from ringtune.transport.credentials import Credentials, refuse_both, use_credentials, use_credentials_from
 from ringtune.transport.discovery import LOOK_S, MAX_FOUND, SERVICE, Announcement, choose, read_announcement
 from ringtune.transport.endpoints import split_address
 from ringtune.transport.parties import IDENTITY, NODE_ROLE, Party, Token, node_party, node_trust, parse_token
-from ringtune.transport.speaker import Speaker, refuse_both, speak_as, speak_from
 
 _LOG = logging.getLogger(__name__)
 _LONGEST_TOKEN = 1024
@@ -104,13 +104,13 @@ def choose_trust(
     folder = trust or node_trust(state)
     is_asked = trust is not None or token_file is not None
     if insecure or not (is_asked or ((folder / IDENTITY).is_file() and not is_local)):
-        speak_as(None)
+        use_credentials(None)
         return None
     if token_file is not None and not (folder / IDENTITY).is_file():
         join_as(node_party(name), token_file, folder, coordinator, join_s, token=token)
     elif token_file is not None and str(token_file) != "-":  # later starts may have nothing on standard input
         _join_anew(node_party(name), token_file, folder, coordinator, token=token)
-    require_name(speak_from(folder).identity.party, node_party(name), folder)
+    require_name(use_credentials_from(folder).identity.party, node_party(name), folder)
     return folder
 
 
@@ -128,7 +128,7 @@ def _join_anew(party: Party, token_file: Path, folder: Path, coordinator: str, *
             why = str(error)
         if present is not None:
             is_of_other = token.authority_sha256 not in map(fingerprint, present.authorities)
-            why = "the token is of a later authority" if is_of_other else refusal(coordinator, Speaker(present))
+            why = "the token is of a later authority" if is_of_other else refusal(coordinator, Credentials(present))
         if why:
             join(coordinator, token, folder, instead_of=present)
             _LOG.warning("%s has a new certificate for the token in %s: %s", party, token_file, why)
@@ -191,7 +191,7 @@ def read_token(file: Path) -> Token:
 def require_name(certified: Party, party: Party, folder: Path) -> None:
     """Refuse a certificate with another name, and stop using its identity; raises ``TrustError``."""
     if certified != party:
-        speak_as(None)
+        use_credentials(None)
         raise TrustError(f"the certificate in {folder} is of {certified}, not of {party}; correct --name or --trust")
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import shlex
 
 from ringtune import __version__
+from ringtune.transport.credentials import is_encrypted
 from ringtune.transport.endpoints import is_allowed, is_loopback, join_address, split_address
-from ringtune.transport.speaker import is_encrypted
 
 WHEEL = f"ringtune-{__version__}-py3-none-any.whl"
 """File that ``pip wheel --no-deps --wheel-dir dist .`` makes in a checkout."""

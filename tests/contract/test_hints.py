@@ -16,7 +16,7 @@ from coordinator.screen.progress import join_lines, listening_line, reachable_ad
 from ringtune import cli
 from ringtune.errors import JobError
 from ringtune.hints import hint_to_start_coordinator
-from ringtune.transport.speaker import speaking_as
+from ringtune.transport.credentials import using_credentials
 from tests.contract.transport.test_tls import COORDINATOR_ITSELF
 from tests.support.cases import cases
 from tests.support.sources import ROOT
@@ -108,7 +108,7 @@ def test_hints_for_other_machines_have_a_routable_address() -> None:
 
 def test_hints_of_a_coordinator_that_encrypts_have_a_token() -> None:
     """Nothing is plain then, and who joins needs a token: how one is made stands first."""
-    with speaking_as(COORDINATOR_ITSELF):
+    with using_credentials(COORDINATOR_ITSELF):
         lines = [hint_to_start_coordinator("10.0.0.7:7070"), *join_lines("10.0.0.7:7070")]
         elsewhere = join_lines("10.0.0.7:7070", trust=Path("my keys"))
     told = "\n".join(lines)

@@ -36,13 +36,13 @@ from edge.doctor import (
     check_system,
 )
 from ringtune.errors import UsageError
+from ringtune.transport.credentials import Credentials, is_encrypted, use_credentials
 from ringtune.transport.endpoints import SERVER_OPTIONS
 from ringtune.transport.identity import write_identity
 from ringtune.transport.parties import node_party
-from ringtune.transport.speaker import Speaker, is_encrypted, speak_as
 from ringtune.v1 import control_pb2, control_pb2_grpc
 from tests.contract.transport.test_tls import COORDINATOR_ITSELF, serving
-from tests.support.trust_parts import AUTHORITY, DAY_S, keep, speaker_of
+from tests.support.trust_parts import AUTHORITY, DAY_S, credentials_of, keep
 
 app = typer.Typer()
 app.command()(doctor_command)
@@ -227,7 +227,7 @@ def test_doctor_refuses_options_that_make_no_sense() -> None:
 @pytest.fixture(autouse=True)
 def _silence() -> Iterator[None]:
     yield
-    speak_as(None)
+    use_credentials(None)
 
 
 def own(folder: Path | None, *, insecure: bool = False) -> Check:
@@ -238,7 +238,7 @@ def own(folder: Path | None, *, insecure: bool = False) -> Check:
 def test_doctor_names_whose_certificate_it_is_and_until_when(tmp_path: Path) -> None:
     """From then on it speaks with it; with ``--insecure``, or without one, it is plain text."""
     assert (own(None).level, is_encrypted()) == (Level.PASS, False)
-    keep(tmp_path, speaker_of("pi"))
+    keep(tmp_path, credentials_of("pi"))
     found = own(tmp_path)
     assert (found.level, is_encrypted()) == (Level.PASS, True)
     assert found.found.startswith("node pi, until 20")
@@ -257,7 +257,7 @@ def test_doctor_names_whose_certificate_it_is_and_until_when(tmp_path: Path) -> 
 )
 def test_doctor_judges_the_age_of_a_certificate(tmp_path: Path, later_days: int, level: Level, text: str) -> None:
     """Late is a warning, expired a failure; each says what to do."""
-    keep(tmp_path, speaker_of("pi", later_s=later_days * DAY_S))
+    keep(tmp_path, credentials_of("pi", later_s=later_days * DAY_S))
     found = own(tmp_path)
     assert found.level is level
     assert text in found.found
@@ -266,10 +266,10 @@ def test_doctor_judges_the_age_of_a_certificate(tmp_path: Path, later_days: int,
 
 OTHERS = {
     "well": (lambda: COORDINATOR_ITSELF, Level.PASS, "of the same authority"),
-    "expired": (lambda: speaker_of("coordinator", "coordinator", later_s=-366 * DAY_S), Level.FAIL, "has expired"),
-    "a node": (lambda: speaker_of("b"), Level.FAIL, "is of node b, not of a coordinator"),
+    "expired": (lambda: credentials_of("coordinator", "coordinator", later_s=-366 * DAY_S), Level.FAIL, "has expired"),
+    "a node": (lambda: credentials_of("b"), Level.FAIL, "is of node b, not of a coordinator"),
     "foreign": (
-        lambda: speaker_of("coordinator", "coordinator", authority=Authority.make(time.time())),
+        lambda: credentials_of("coordinator", "coordinator", authority=Authority.make(time.time())),
         Level.FAIL,
         "another authority",
     ),
@@ -281,7 +281,7 @@ OTHERS = {
 def test_doctor_checks_the_certificate_of_a_coordinator(tmp_path: Path, case: str) -> None:
     """Chain, dates and name; in plain text there is nothing to check."""
     make, level, text = OTHERS[case]
-    server: Speaker | None = make()  # type: ignore[no-untyped-call]
+    server: Credentials | None = make()  # type: ignore[no-untyped-call]
     with serving(server) as (address, _):
         assert check_other(address) == []
         write_identity(tmp_path, AUTHORITY.identity(node_party("pi"), time.time()))

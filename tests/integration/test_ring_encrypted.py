@@ -17,9 +17,9 @@ from coordinator.server.certificate_authority import Authority, TrustKeeper, mak
 from ringtune import cli
 from ringtune.errors import TrustError
 from ringtune.job.job import Job
+from ringtune.transport.credentials import process_credentials, using_credentials
 from ringtune.transport.identity import read_identity
 from ringtune.transport.parties import VARIABLE, Party, node_party
-from ringtune.transport.speaker import speaker, speaking_as
 from ringtune.v1 import control_pb2
 from tests.integration.test_cli_eval import JOB
 from tests.support.audit_trails import checked
@@ -39,7 +39,7 @@ RING = (("node-0", 0, 1), ("node-2", 1, 3), ("node-1", 3, 4))
 def encrypted(folder: Path) -> Iterator[tuple[Cluster, TrustKeeper, Tap]]:
     """Three nodes that join with tokens; what goes to the first one passes a tap."""
     keeper = trusted(folder)
-    with speaking_as(keeper.speaker):
+    with using_credentials(keeper.credentials):
         tokens = {name: token_option(folder, name) for name in NODES}
         cluster = Cluster(folder, owners=NODES[:2], hosts=NODES[2:], more=tokens, keeper=keeper)
         write_tokens(folder, NODES, ttl_s=RUN_S)
@@ -51,7 +51,7 @@ def encrypted(folder: Path) -> Iterator[tuple[Cluster, TrustKeeper, Tap]]:
 
 def ask(cluster: Cluster, trust: Path, *words: str, code: int) -> str:
     """What a command, ``ringtune nodes`` without ``words``, says to a user with the identity of a folder."""
-    with speaking_as(speaker()):  # the command speaks as the user, in this process
+    with using_credentials(process_credentials()):  # the command speaks as the user, in this process
         asked = CliRunner().invoke(
             cli.app, [*(words or ["nodes"]), "--coordinator", cluster.address], env={VARIABLE: str(trust)}
         )

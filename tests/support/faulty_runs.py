@@ -17,7 +17,7 @@ from ringtune.job.job import Job
 from ringtune.run_control.checkpoint import Resume
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, turn_sequence
-from ringtune.transport.speaker import speaking_as
+from ringtune.transport.credentials import using_credentials
 from ringtune.v1 import control_pb2
 from tests.support import failpoints, reference
 from tests.support.cluster import LEASE_S, RUN_S, START_S, Cluster, Follower, Hold, Outcome
@@ -280,7 +280,7 @@ def faulty_ring(folder: Path, *, is_encrypted: bool = False, **changes: object) 
         keeper.remove(ADMIN, "it makes no calls in a trial")
         options = {name: token_option(folder, name) for name in (*OWNERS, *HOSTS)}
         more = {"keeper": keeper, "more": options, "lease_s": ENCRYPTED_LEASE_S}
-    with speaking_as(keeper.speaker if keeper else None):
+    with using_credentials(keeper.credentials if keeper else None):
         cluster = Cluster(folder, owners=OWNERS, hosts=HOSTS, failpoints=orders, **more)
         if is_encrypted:
             write_tokens(folder, options, ttl_s=RUN_S)

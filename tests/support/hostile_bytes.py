@@ -62,7 +62,7 @@ from tests.support.choosing import make_choice, table_of
 from tests.support.fake_agents import facts, job
 from tests.support.moves import moving
 from tests.support.plans import changed, make_plan, random_operations, random_plan, random_replicas
-from tests.support.trust_parts import speaker_of
+from tests.support.trust_parts import credentials_of
 from tests.support.weights_parts import write_bert
 from tests.support.wire_parts import expectation, hello, hidden, plan
 
@@ -436,7 +436,7 @@ def files_readers() -> tuple[Reader, ...]:
     shard = to_shard(trained, optimizer, b"head", METADATA)
     header = header_bytes({"a": ("F32", (2, 3)), "b": ("BF16", (4,)), "c": ("U8", (0, 3))}, metadata={"x": "y"})
     plain = header + bytes(32)
-    who = speaker_of("pi-4").identity
+    who = credentials_of("pi-4").identity
     whole = who.key_pem + who.certificate_pem + who.authorities_pem
     files = list(itertools.chain(chunks.cut_pieces("a", [b"abc"]), chunks.cut_pieces("sub/b", [b""])))
     return (

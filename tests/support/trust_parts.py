@@ -7,23 +7,25 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from coordinator.server.certificate_authority import Authority, TrustKeeper, init_trust, make_token
+from ringtune.transport.credentials import Credentials
 from ringtune.transport.identity import Identity, write_identity
 from ringtune.transport.parties import Party, Role, node_party
-from ringtune.transport.speaker import Speaker
 
 AUTHORITY = Authority.make(time.time())
 DAY_S = 86400.0
 
 
-def speaker_of(name: str, role: Role = "node", *, authority: Authority = AUTHORITY, later_s: float = 0.0) -> Speaker:
+def credentials_of(
+    name: str, role: Role = "node", *, authority: Authority = AUTHORITY, later_s: float = 0.0
+) -> Credentials:
     """Somebody with a certificate that was issued ``later_s`` from now."""
-    return Speaker(authority.identity(Party(role, name), time.time() + later_s))
+    return Credentials(authority.identity(Party(role, name), time.time() + later_s))
 
 
-def keep(folder: Path, speaker: Speaker) -> Identity:
+def keep(folder: Path, credentials: Credentials) -> Identity:
     """Write somebody's identity into a folder."""
-    write_identity(folder, speaker.identity)
-    return speaker.identity
+    write_identity(folder, credentials.identity)
+    return credentials.identity
 
 
 def trusted(folder: Path) -> TrustKeeper:

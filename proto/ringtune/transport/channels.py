@@ -1,6 +1,6 @@
 """gRPC channels and servers with one set of options: encryption, check of callers, threads, and silent connections.
 
-Every channel and server port of the process is opened here. If the process has an identity (``transport.speaker``),
+Every channel and server port of the process is opened here. If the process has an identity (``transport.credentials``),
 both ends show a certificate and all is encrypted; otherwise all is plain text. A port is never shared. ``Guard`` checks
 the certificate of every caller before the call reaches a servicer.
 
@@ -38,7 +38,7 @@ import grpc
 from ringtune.errors import BusyError, ConnectionFailedError, RingTuneError, TrustError, UsageError
 from ringtune.machine.process import carry_out
 from ringtune.texts import RepeatCounter, times
-from ringtune.transport import speaker as speaking
+from ringtune.transport.credentials import Credentials, process_credentials
 from ringtune.transport.endpoints import CLIENT_OPTIONS, SERVER_OPTIONS, Options, join_address, split_address, target_of
 from ringtune.transport.open_calls import OpenCall, OpenCalls, TokenBucket, address_of, numeric_host, place_of
 from ringtune.transport.parties import (
@@ -51,7 +51,6 @@ from ringtune.transport.parties import (
     require_sender,
 )
 from ringtune.transport.retry import IdempotencyInterceptor
-from ringtune.transport.speaker import Speaker
 from ringtune.transport.status import abort
 
 if TYPE_CHECKING:
@@ -462,13 +461,13 @@ def open_channel(address: str, more: Options = (), *, peer: Party | None = None)
 
     Of several addresses of one party the first that answers is called. ``peer`` None = any member.
     """
-    options, speaker = (*more, *CLIENT_OPTIONS), speaking.speaker()  # of two with one name gRPC takes the first
+    options, credentials = (*more, *CLIENT_OPTIONS), process_credentials()  # of two with one name gRPC takes the first
     target = target_of(address)
-    if speaker is None:
+    if credentials is None:
         return grpc.insecure_channel(target, options=options)
     from ringtune.transport.tls import secure_channel
 
-    return secure_channel(target, options, speaker, peer)
+    return secure_channel(target, options, credentials, peer)
 
 
 class Server:
@@ -502,13 +501,13 @@ class Server:
         more: Options = (),
     ) -> None:
         self._lanes = (Lane.of(max_workers, "ringtune-rpc"), Lane.of(max_workers, "ringtune-urgent"))
-        speaker = speaking.speaker()
+        credentials = process_credentials()
         if is_public:
             guard = Guard(
                 None, *self._lanes, most_of_address=_MOST_PUBLIC, first_message_s=_PUBLIC_FIRST_S, keeps_called=False
             )
         else:
-            guard = Guard(speaker.refusal if speaker else None, *self._lanes)
+            guard = Guard(credentials.refusal if credentials else None, *self._lanes)
         self._server = grpc.server(
             self._lanes[0].workers,
             options=(*more, *SERVER_OPTIONS),  # of two with one name gRPC takes the first
@@ -518,7 +517,7 @@ class Server:
         add(self._server)
         host, _ = split_address(address, option="--bind")
         try:
-            self.port = self._bind(address, speaker, asks_certificate=not is_public)
+            self.port = self._bind(address, credentials, asks_certificate=not is_public)
         except RuntimeError as error:
             raise ConnectionFailedError(
                 f"can't listen on {address}: the port is in use or the host is not this machine's; take another --bind"
@@ -532,12 +531,12 @@ class Server:
         self._watch = threading.Thread(target=self._end_silent, name="silent-calls", daemon=True)
         self._watch.start()
 
-    def _bind(self, address: str, speaker: Speaker | None, *, asks_certificate: bool) -> int:
-        if speaker is None:
+    def _bind(self, address: str, credentials: Credentials | None, *, asks_certificate: bool) -> int:
+        if credentials is None:
             return self._server.add_insecure_port(address)
         from ringtune.transport.tls import server_credentials
 
-        return self._server.add_secure_port(address, server_credentials(speaker, asks_certificate=asks_certificate))
+        return self._server.add_secure_port(address, server_credentials(credentials, asks_certificate=asks_certificate))
 
     def _end_silent(self) -> None:
         looked_s = time.monotonic()

@@ -37,8 +37,8 @@ from ringtune.schedule.placement import Passage
 from ringtune.schedule.turns import StepKind, Turn
 from ringtune.storage.strict import describe_value, parse_json
 from ringtune.texts import MAX_NAME, shown
+from ringtune.transport.credentials import Removal, Removals
 from ringtune.transport.parties import party_of
-from ringtune.transport.speaker import Removal, Removals
 from ringtune.v1 import control_pb2
 
 _NO_TABLES: Final[Mapping[str, Operations]] = types.MappingProxyType({})

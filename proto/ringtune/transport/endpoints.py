@@ -34,7 +34,7 @@ from typing import Final
 
 from ringtune import __version__
 from ringtune.errors import ConnectionFailedError, UsageError
-from ringtune.transport.speaker import is_encrypted
+from ringtune.transport.credentials import is_encrypted
 
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - what a user may ask for
 _SIOCGIFADDR = 0x8915  # netdevice(7): the IPv4 address of an interface

@@ -17,6 +17,7 @@ import grpc
 
 from ringtune.errors import BusyError, ConnectionFailedError, DeadlineError, RingTuneError, StorageError, TrustError
 from ringtune.transport.channels import open_channel
+from ringtune.transport.credentials import Credentials, using_credentials
 from ringtune.transport.endpoints import CLIENT_OPTIONS, join_address, split_address
 from ringtune.transport.identity import (
     Identity,
@@ -30,7 +31,6 @@ from ringtune.transport.identity import (
     write_identity,
 )
 from ringtune.transport.parties import COORDINATOR, Token
-from ringtune.transport.speaker import Speaker, speaking_as
 from ringtune.transport.status import error_of_call
 from ringtune.transport.tls import certificate_at, pinned_channel
 from ringtune.v1 import control_pb2, control_pb2_grpc, trust_pb2, trust_pb2_grpc
@@ -90,9 +90,9 @@ def join(
     return identity
 
 
-def refusal(coordinator: str, who: Speaker) -> str:
+def refusal(coordinator: str, who: Credentials) -> str:
     """Ask a coordinator, ``host:port``, why it refuses a party; empty = it does not, or does not answer."""
-    with speaking_as(who), open_channel(coordinator, peer=COORDINATOR) as channel:
+    with using_credentials(who), open_channel(coordinator, peer=COORDINATOR) as channel:
         try:
             control_pb2_grpc.CoordinatorStub(channel).Status(control_pb2.Empty(), timeout=_REFUSAL_S)
         except grpc.RpcError as error:
@@ -165,9 +165,9 @@ def _repeated(call: Callable[[], Reply], address: str) -> Reply:
 # ---- renewal ---------------------------------------------------------------------------------------
 
 
-def renew(stub: trust_pb2_grpc.MembershipStub, speaker: Speaker, folder: Path) -> None:
+def renew(stub: trust_pb2_grpc.MembershipStub, credentials: Credentials, folder: Path) -> None:
     """Get a new certificate for the current one, store it, and use it in connections opened from now on."""
-    before, key = speaker.identity, make_key()
+    before, key = credentials.identity, make_key()
     try:
         request = trust_pb2.RenewRequest(request_pem=make_request(key), takes_authorities=True)
         reply = stub.Renew(request, timeout=_RENEW_S)
@@ -177,40 +177,42 @@ def renew(stub: trust_pb2_grpc.MembershipStub, speaker: Speaker, folder: Path) -
     if after.party != before.party:
         raise TrustError(f"the coordinator made {before.party} {after.party}; use one version on all machines")
     write_identity(folder, after)
-    speaker.identity = after
+    credentials.identity = after
     _LOG.info("the certificate of %s is renewed", after.party)
 
 
-def renew_if_due(stub: trust_pb2_grpc.MembershipStub, speaker: Speaker, folder: Path, now_unix_s: float) -> bool:
+def renew_if_due(
+    stub: trust_pb2_grpc.MembershipStub, credentials: Credentials, folder: Path, now_unix_s: float
+) -> bool:
     """Renew a certificate that is due; return whether it was renewed.
 
     It is from ``renew_at_unix_s`` on, and where another authority signs by now. A failure is logged, and the next
     attempt is made ten minutes later; for another authority, which may be the only one soon, 20 s.
     """
-    identity = speaker.identity
+    identity = credentials.identity
     is_due = now_unix_s >= identity.facts.renew_at_unix_s or not identity.is_of_signing_authority
-    if not is_due or now_unix_s < speaker.renew_after_unix_s:
+    if not is_due or now_unix_s < credentials.renew_after_unix_s:
         return False
     again_s = _RENEW_AGAIN_S if identity.is_of_signing_authority else _MOVE_AGAIN_S
-    speaker.renew_after_unix_s = now_unix_s + again_s
+    credentials.renew_after_unix_s = now_unix_s + again_s
     try:
-        renew(stub, speaker, folder)
+        renew(stub, credentials, folder)
     except RingTuneError as error:
-        _LOG.warning("the certificate of %s can't be renewed yet: %s", speaker.identity.party, error)
+        _LOG.warning("the certificate of %s can't be renewed yet: %s", credentials.identity.party, error)
         return False
-    if speaker.identity.is_of_signing_authority:
-        speaker.renew_after_unix_s = 0.0
+    if credentials.identity.is_of_signing_authority:
+        credentials.renew_after_unix_s = 0.0
     return True
 
 
-def take_authorities(authorities: Iterable[bytes], speaker: Speaker, folder: Path) -> None:
+def take_authorities(authorities: Iterable[bytes], credentials: Credentials, folder: Path) -> None:
     """Trust the authorities that the coordinator names from now on, in connections opened later, and store that.
 
     The signing one is first; none = of an earlier version, nothing changes. Those that leave out the authority of the
     own certificate are not taken: nobody would accept that any more. If they can't be stored they are trusted until
     this process ends.
     """
-    before, authorities = speaker.identity, tuple(authorities)
+    before, authorities = credentials.identity, tuple(authorities)
     if authorities in ((), before.authorities):
         return
     try:
@@ -218,7 +220,7 @@ def take_authorities(authorities: Iterable[bytes], speaker: Speaker, folder: Pat
     except TrustError as error:
         _LOG.warning("other authorities are not taken: %s", error)
         return
-    speaker.identity = after
+    credentials.identity = after
     _LOG.info("%s trusts other authorities now (%d)", after.party, len(authorities))
     try:
         write_identity(folder, after)

@@ -17,23 +17,22 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import grpc
 
 from ringtune.errors import ConnectionFailedError
-from ringtune.transport import speaker as speaking
+from ringtune.transport.credentials import Credentials, process_credentials
 from ringtune.transport.endpoints import Options, split_address
 from ringtune.transport.parties import ANY_MEMBER, Party
-from ringtune.transport.speaker import Speaker
 
 if TYPE_CHECKING:
     from ringtune.transport.identity import Identity
 
 
-def secure_channel(address: str, options: Options, speaker: Speaker, peer: Party | None) -> grpc.Channel:
+def secure_channel(address: str, options: Options, credentials: Credentials, peer: Party | None) -> grpc.Channel:
     """Open a channel to a party with a certificate; ``peer`` None = any member. The address is not authenticated."""
 
     def open_as(identity: Identity) -> grpc.Channel:
-        credentials = grpc.ssl_channel_credentials(identity.authorities_pem, identity.key_pem, identity.certificate_pem)
-        return pinned_channel(address, credentials, peer.server_name if peer else ANY_MEMBER, options)
+        encrypted = grpc.ssl_channel_credentials(identity.authorities_pem, identity.key_pem, identity.certificate_pem)
+        return pinned_channel(address, encrypted, peer.server_name if peer else ANY_MEMBER, options)
 
-    return RenewedChannel(open_as, speaker)
+    return RenewedChannel(open_as, credentials)
 
 
 class RenewedChannel(grpc.Channel):
@@ -42,11 +41,11 @@ class RenewedChannel(grpc.Channel):
     Calls that are under way when the identity changes stay on the connection on which they began.
     """
 
-    def __init__(self, open_as: Callable[[Identity], grpc.Channel], speaker: Speaker) -> None:
-        self._open_as, self._speaker = open_as, speaker
+    def __init__(self, open_as: Callable[[Identity], grpc.Channel], credentials: Credentials) -> None:
+        self._open_as, self._credentials = open_as, credentials
         self._lock = threading.RLock()
         self._is_closed = False
-        self._identity = speaker.identity
+        self._identity = credentials.identity
         self._channels = [open_as(self._identity)]
 
     def bound(self, method: _Method) -> Any:
@@ -56,8 +55,8 @@ class RenewedChannel(grpc.Channel):
                 if method.made is None:
                     raise ValueError("the channel is closed")
                 return method.made
-            if self._identity is not self._speaker.identity:
-                self._identity = self._speaker.identity
+            if self._identity is not self._credentials.identity:
+                self._identity = self._credentials.identity
                 self._channels.append(self._open_as(self._identity))
             if method.channel is not self._channels[-1]:
                 method.channel = self._channels[-1]
@@ -124,15 +123,15 @@ def pinned_channel(
     return grpc.secure_channel(address, credentials, options=(*options, ("grpc.ssl_target_name_override", server_name)))
 
 
-def server_credentials(speaker: Speaker, *, asks_certificate: bool) -> grpc.ServerCredentials:
+def server_credentials(credentials: Credentials, *, asks_certificate: bool) -> grpc.ServerCredentials:
     """Make the credentials of a server, with the newest certificate in each handshake."""
-    served = speaker.identity
+    served = credentials.identity
 
     def newest() -> Any:  # None where nothing has changed, which gRPC's types lack
         nonlocal served
-        if speaker.identity is served:
+        if credentials.identity is served:
             return None
-        served = speaker.identity
+        served = credentials.identity
         return _configuration(served, asks_certificate=asks_certificate)
 
     first = _configuration(served, asks_certificate=asks_certificate)
@@ -166,7 +165,7 @@ _TAKES_CERTIFICATES: Final = (
 
 def handshake_problem(failure: str, address: str, peer: Party) -> str:
     """Say why certificates prevented a connection, given gRPC's text; empty = no such reason is known."""
-    who = speaking.speaker()
+    who = process_credentials()
     if who is None:
         return _TAKES_CERTIFICATES.format(address=address) if _CLOSED in failure and _is_encrypted(address) else ""
     problem = who.identity.facts.problem_at(time.time())

@@ -17,18 +17,18 @@ import pytest
 
 from ringtune.errors import ConnectionFailedError, DataError, DeadlineError, RingTuneError, UsageError
 from ringtune.transport.channels import Server, Workers, open_channel
+from ringtune.transport.credentials import Credentials, using_credentials
 from ringtune.transport.endpoints import MAX_STREAMS, WINDOW_BYTES, require_private, target_of
 from ringtune.transport.parties import COORDINATOR
-from ringtune.transport.speaker import Speaker, speaking_as
 from ringtune.transport.status import abort, error_of_call
 from ringtune.transport.tls import certificate_at
 from ringtune.v1 import control_pb2, control_pb2_grpc
 from tests.support.cases import cases
 from tests.support.processes import RUN_S, source_environment
-from tests.support.trust_parts import speaker_of
+from tests.support.trust_parts import credentials_of
 
 WAIT_S = 30.0
-COORDINATOR_ITSELF = speaker_of("coordinator", "coordinator")
+COORDINATOR_ITSELF = credentials_of("coordinator", "coordinator")
 
 
 class FailingAgent(control_pb2_grpc.AgentServicer):
@@ -115,13 +115,13 @@ def test_connections_a_server_that_ends_under_a_call_is_a_failed_connection() ->
 
 
 @pytest.mark.parametrize("who", [None, COORDINATOR_ITSELF], ids=["plain", "encrypted"])
-def test_connections_to_several_places_reach_the_one_that_answers(who: Speaker | None) -> None:
+def test_connections_to_several_places_reach_the_one_that_answers(who: Credentials | None) -> None:
     """The next call after the end of one of two coordinators reaches the other, over the same channel."""
     agent = FailingAgent()
     agent.release.set()
     waits: dict[str, Any] = {"timeout": WAIT_S, "wait_for_ready": True}
 
-    with speaking_as(who):
+    with using_credentials(who):
         first, second = serve(agent), serve(agent)
         places = f"{first.address.replace('127.0.0.1', 'localhost')},{second.address}"
         with open_channel(places, peer=COORDINATOR) as channel:

@@ -20,9 +20,9 @@ from ringtune.transport.identity import (
     requested_key,
 )
 from tests.support.cases import cases
-from tests.support.trust_parts import AUTHORITY, speaker_of
+from tests.support.trust_parts import AUTHORITY, credentials_of
 
-WHO = speaker_of("pi-4").identity
+WHO = credentials_of("pi-4").identity
 P_256 = bytes.fromhex("06082a8648ce3d030107")
 OF_NO_CURVE = bytes.fromhex("06082a8648ce3d03017f")
 

@@ -14,16 +14,16 @@ import pytest
 
 from ringtune.errors import BusyError, ConnectionFailedError, TrustError
 from ringtune.transport.channels import _MOST_CONNECTIONS, _MOST_OPEN, Server, open_channel
+from ringtune.transport.credentials import Credentials, Removal, Removals, using_credentials
 from ringtune.transport.endpoints import MAX_STREAMS
 from ringtune.transport.open_calls import OpenCall, OpenCalls, TokenBucket, address_of
 from ringtune.transport.parties import PERMISSIONS, Party, Permission, find_permission, node_party
-from ringtune.transport.speaker import Removal, Removals, Speaker, speaking_as
 from ringtune.transport.status import error_of_call
 from ringtune.v1 import control_pb2, control_pb2_grpc
-from tests.support.trust_parts import speaker_of
+from tests.support.trust_parts import credentials_of
 
 WAIT_S = 30.0
-COORDINATOR = speaker_of("coordinator", "coordinator")
+COORDINATOR = credentials_of("coordinator", "coordinator")
 
 
 class Context:
@@ -150,14 +150,14 @@ class Node(control_pb2_grpc.CoordinatorServicer):
 
 
 @contextlib.contextmanager
-def serving(max_workers: int = 1024, max_calls: int | None = None) -> Iterator[tuple[Server, Speaker, Node]]:
-    """An encrypted server, the speaker that refuses who was removed, and what it serves."""
-    node, who = Node(), Speaker(COORDINATOR.identity)
+def serving(max_workers: int = 1024, max_calls: int | None = None) -> Iterator[tuple[Server, Credentials, Node]]:
+    """An encrypted server, the credentials that refuse who was removed, and what it serves."""
+    node, who = Node(), Credentials(COORDINATOR.identity)
 
     def add(server: grpc.Server) -> None:
         control_pb2_grpc.add_CoordinatorServicer_to_server(node, server)
 
-    with speaking_as(who):
+    with using_credentials(who):
         server = Server("127.0.0.1:0", add, max_workers=max_workers, max_calls=max_calls)
     try:
         yield server, who, node
@@ -168,7 +168,7 @@ def serving(max_workers: int = 1024, max_calls: int | None = None) -> Iterator[t
 
 def channel_of(name: str, server: Server) -> grpc.Channel:
     """A connection of a node of its own; its certificate is of generation 0."""
-    with speaking_as(speaker_of(name)):
+    with using_credentials(credentials_of(name)):
         options = (("grpc.use_local_subchannel_pool", 1),)
         return open_channel(server.address, options, peer=COORDINATOR.identity.party)
 

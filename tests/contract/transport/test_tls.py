@@ -22,19 +22,19 @@ from cryptography.hazmat.primitives import hashes, serialization
 from coordinator.server.certificate_authority import DAYS, Authority
 from ringtune.errors import ConnectionFailedError, RingTuneError, TrustError
 from ringtune.transport.channels import Server, caller_of, open_channel
+from ringtune.transport.credentials import Credentials, Removal, Removals, is_encrypted, using_credentials
 from ringtune.transport.endpoints import PROXY_VARIABLES
 from ringtune.transport.identity import Identity, facts_of
 from ringtune.transport.parties import COORDINATOR, Party, Role, node_party
-from ringtune.transport.speaker import Removal, Removals, Speaker, is_encrypted, speaking_as
 from ringtune.transport.status import error_of_call
 from ringtune.transport.tls import handshake_problem
 from ringtune.v1 import control_pb2, control_pb2_grpc
 from tests.support.cases import cases
-from tests.support.trust_parts import AUTHORITY, DAY_S, speaker_of
+from tests.support.trust_parts import AUTHORITY, DAY_S, credentials_of
 
 WAIT_S = 30.0
-A_NODE = speaker_of("a")
-COORDINATOR_ITSELF = speaker_of("coordinator", "coordinator")
+A_NODE = credentials_of("a")
+COORDINATOR_ITSELF = credentials_of("coordinator", "coordinator")
 
 
 class Hears(control_pb2_grpc.CoordinatorServicer, control_pb2_grpc.AgentServicer):
@@ -65,15 +65,17 @@ class Hears(control_pb2_grpc.CoordinatorServicer, control_pb2_grpc.AgentServicer
 
 
 @contextlib.contextmanager
-def serving(speaker: Speaker | None = COORDINATOR_ITSELF, *, is_public: bool = False) -> Iterator[tuple[str, Hears]]:
-    """A server of both services, as ``speaker``."""
+def serving(
+    credentials: Credentials | None = COORDINATOR_ITSELF, *, is_public: bool = False
+) -> Iterator[tuple[str, Hears]]:
+    """A server of both services, as ``credentials``."""
     hears = Hears()
 
     def add(server: grpc.Server) -> None:
         control_pb2_grpc.add_CoordinatorServicer_to_server(hears, server)
         control_pb2_grpc.add_AgentServicer_to_server(hears, server)
 
-    with speaking_as(speaker):
+    with using_credentials(credentials):
         server = Server("127.0.0.1:0", add, is_public=is_public)
     hears.server = server
     try:
@@ -109,9 +111,11 @@ def is_closed(connection: ssl.SSLSocket, wait_s: float = WAIT_S) -> bool:
 
 
 @contextlib.contextmanager
-def connected(address: str, speaker: Speaker | None, peer: Party | None = COORDINATOR) -> Iterator[grpc.Channel]:
-    """A channel of ``speaker``."""
-    with speaking_as(speaker):
+def connected(
+    address: str, credentials: Credentials | None, peer: Party | None = COORDINATOR
+) -> Iterator[grpc.Channel]:
+    """A channel of ``credentials``."""
+    with using_credentials(credentials):
         channel = open_channel(address, peer=peer)
     with channel:
         yield channel
@@ -139,8 +143,8 @@ def test_encryption_lets_a_node_speak_as_itself_only() -> None:
 def test_encryption_lets_each_role_make_its_calls_only() -> None:
     """Streams either way are guarded like single messages."""
     with serving() as (address, hears):
-        for speaker in (A_NODE, speaker_of("alice", "submitter"), COORDINATOR_ITSELF):
-            with connected(address, speaker) as channel:
+        for credentials in (A_NODE, credentials_of("alice", "submitter"), COORDINATOR_ITSELF):
+            with connected(address, credentials) as channel:
                 user, agent = control_pb2_grpc.CoordinatorStub(channel), control_pb2_grpc.AgentStub(channel)
                 with contextlib.suppress(grpc.RpcError):
                     list(user.Follow(control_pb2.FollowRequest(), timeout=WAIT_S))
@@ -153,22 +157,27 @@ OTHER = Authority.make(time.time())
 BOTH = (OTHER.certificate_pem, AUTHORITY.certificate_pem)
 
 
-def later(name: str, role: Role, days: float) -> Speaker:
+def later(name: str, role: Role, days: float) -> Credentials:
     """Somebody with a certificate that was issued ``days`` from now."""
-    return speaker_of(name, role, later_s=days * DAY_S)
+    return credentials_of(name, role, later_s=days * DAY_S)
 
 
-FOREIGN = speaker_of("a", authority=OTHER)
+FOREIGN = credentials_of("a", authority=OTHER)
 OLD, EARLY = later("a", "node", -DAYS - 1), later("a", "node", 3)
 OLD_ONE, EARLY_ONE = (later("coordinator", "coordinator", days) for days in (-DAYS - 1, 3))
-UNLIKE: dict[str, tuple[Speaker | None, Speaker | None, Party, str]] = {
+UNLIKE: dict[str, tuple[Credentials | None, Credentials | None, Party, str]] = {
     "expired here": (OLD, COORDINATOR_ITSELF, COORDINATOR, "this process has expired on .* set the clock"),
     "early here": (EARLY, COORDINATOR_ITSELF, COORDINATOR, "this process is not valid before .* set the clock"),
     "expired there": (A_NODE, OLD_ONE, COORDINATOR, "has a certificate that has expired; set the clocks"),
     "early there": (A_NODE, EARLY_ONE, COORDINATOR, "has a certificate that is not valid yet; set the clocks"),
     "foreign": (FOREIGN, COORDINATOR_ITSELF, COORDINATOR, "has a certificate of another authority; join with a token"),
-    "another node": (A_NODE, speaker_of("b"), node_party("a"), "is another party than node a; correct the address"),
-    "another role": (A_NODE, speaker_of("a"), COORDINATOR, "is another party than the coordinator; correct the addr"),
+    "another node": (A_NODE, credentials_of("b"), node_party("a"), "is another party than node a; correct the address"),
+    "another role": (
+        A_NODE,
+        credentials_of("a"),
+        COORDINATOR,
+        "is another party than the coordinator; correct the addr",
+    ),
     "plain here": (None, COORDINATOR_ITSELF, COORDINATOR, "takes certificates only, .* has none; join with a token"),
     "plain there": (A_NODE, None, COORDINATOR, "speaks plain text, and this process encrypts; start it with a trust"),
 }
@@ -181,7 +190,7 @@ def test_encryption_refuses_who_does_not_belong_and_says_why(case: str) -> None:
     with serving(there) as (address, hears), connected(address, here, peer) as channel:
         refused = beat(channel, "a")
         assert type(refused) is ConnectionFailedError
-        with speaking_as(here):
+        with using_credentials(here):
             why = handshake_problem(str(refused), address, peer)
         assert re.search(f"^(who answers at {address}|the certificate of) {text}", why)
         assert hears.heard == []
@@ -195,7 +204,7 @@ def test_encryption_says_nothing_of_certificates_where_nobody_is() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
     for who in (None, A_NODE):
-        with connected(address, who) as channel, speaking_as(who):
+        with connected(address, who) as channel, using_credentials(who):
             assert handshake_problem(str(beat(channel, "a")), address, COORDINATOR) == ""
 
 
@@ -205,13 +214,13 @@ def test_encryption_with_a_clock_that_is_two_hours_off() -> None:
         coordinator, node = later("coordinator", "coordinator", there), later("a", "node", here)
         with serving(coordinator) as (address, _), connected(address, node) as channel:
             assert beat(channel, "a") is None
-    with serving(speaker_of("a", "submitter")) as (address, _), connected(address, A_NODE, None) as channel:
+    with serving(credentials_of("a", "submitter")) as (address, _), connected(address, A_NODE, None) as channel:
         assert type(beat(channel, "a")) is ConnectionFailedError
 
 
 def test_encryption_connects_to_any_member_where_nobody_is_named() -> None:
     """Weights are fetched from whoever has them; what comes is checked by its digests."""
-    for server in (COORDINATOR_ITSELF, speaker_of("b")):
+    for server in (COORDINATOR_ITSELF, credentials_of("b")):
         with serving(server) as (address, _), connected(address, A_NODE, None) as channel:
             assert beat(channel, "a") is None
 
@@ -233,7 +242,7 @@ def looks_of_the_test_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("looks_of_the_test_alone")
 def test_encryption_connections_of_a_member_that_calls_nothing_are_closed() -> None:
     """Those beyond what an address may have at once, and all in time; one with a call stays, whatever it says later."""
-    with serving(speaker_of("b")) as (address, hears), connected(address, A_NODE, node_party("b")) as called:
+    with serving(credentials_of("b")) as (address, hears), connected(address, A_NODE, node_party("b")) as called:
         assert beat(called, "a") is None
         server = hears.server
         with contextlib.ExitStack() as stack:
@@ -283,7 +292,7 @@ def test_encryption_connections_that_are_called_first_during_a_look_stay(monkeyp
 
 def test_encryption_of_a_removed_certificate_ends_with_the_next_call() -> None:
     """An open connection does not help; a later certificate of the same node is another one."""
-    server = speaker_of("coordinator", "coordinator")
+    server = credentials_of("coordinator", "coordinator")
     with serving(server) as (address, _), connected(address, A_NODE) as channel:
         assert beat(channel, "a") is None
         stolen = "node a was removed: it was stolen"
@@ -295,7 +304,9 @@ def test_encryption_of_a_removed_certificate_ends_with_the_next_call() -> None:
             refused = beat(channel, "a")
             assert type(refused) is TrustError
             assert f"refused: {stolen}; join with a new token" in str(refused)
-            with connected(address, Speaker(AUTHORITY.identity(node_party("a"), time.time(), generation=1))) as later:
+            with connected(
+                address, Credentials(AUTHORITY.identity(node_party("a"), time.time(), generation=1))
+            ) as later:
                 assert beat(later, "a") is None
 
 
@@ -315,14 +326,14 @@ def test_encryption_of_a_server_takes_a_renewed_certificate() -> None:
 
     Open connections stay while the authority of their certificates is trusted, and are refused from then on.
     """
-    server = Speaker(speaker_of("coordinator", "coordinator").identity)
+    server = Credentials(credentials_of("coordinator", "coordinator").identity)
     with serving(server) as (address, _), connected(address, A_NODE) as before:
         assert beat(before, "a") is None
-        with connected(address, speaker_of("a", authority=OTHER)) as channel:
+        with connected(address, credentials_of("a", authority=OTHER)) as channel:
             assert type(beat(channel, "a")) is ConnectionFailedError
         new = OTHER.identity(COORDINATOR, time.time())
         server.identity = Identity.of(new.key_pem, new.certificate_pem, *BOTH)
-        with connected(address, speaker_of("a", authority=OTHER)) as channel:
+        with connected(address, credentials_of("a", authority=OTHER)) as channel:
             assert beat(channel, "a") is None
         assert beat(before, "a") is None
         server.identity = new
@@ -331,12 +342,12 @@ def test_encryption_of_a_server_takes_a_renewed_certificate() -> None:
 
 def test_encryption_of_a_channel_takes_a_renewed_certificate() -> None:
     """The next call is made with it, on the same stub; a closed channel makes none, and does not end the process."""
-    node = Speaker(A_NODE.identity)
+    node = Credentials(A_NODE.identity)
     with serving() as (address, _):
         with connected(address, node) as channel:
             stub = control_pb2_grpc.CoordinatorStub(channel)
             assert stub.Heartbeat(control_pb2.HeartbeatRequest(node="a"), timeout=WAIT_S).known
-            node.identity = speaker_of("b").identity
+            node.identity = credentials_of("b").identity
             assert stub.Heartbeat(control_pb2.HeartbeatRequest(node="b"), timeout=WAIT_S).known
         node.identity = A_NODE.identity
         for call in (lambda: stub.Heartbeat(control_pb2.HeartbeatRequest(node="b")), lambda: beat(channel, "a")):
@@ -356,11 +367,11 @@ def test_encryption_holds_against_who_has_the_key_of_an_old_authority() -> None:
     pem = builder.sign(AUTHORITY.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
     assert facts_of(pem).authority == OTHER.own_identity(time.time()).facts.authority
     trusted = OTHER.identity(COORDINATOR, time.time())
-    server = Speaker(Identity.of(trusted.key_pem, trusted.certificate_pem, *BOTH))
-    who = Speaker(dataclasses.replace(A_NODE.identity, certificate_pem=pem, authorities=BOTH))
+    server = Credentials(Identity.of(trusted.key_pem, trusted.certificate_pem, *BOTH))
+    who = Credentials(dataclasses.replace(A_NODE.identity, certificate_pem=pem, authorities=BOTH))
     with serving(server) as (address, _), connected(address, who) as channel:
         assert type(beat(channel, "a")) is ConnectionFailedError
-    with serving(server) as (address, _), connected(address, speaker_of("a", authority=OTHER)) as channel:
+    with serving(server) as (address, _), connected(address, credentials_of("a", authority=OTHER)) as channel:
         assert beat(channel, "a") is None
 
 

@@ -31,7 +31,7 @@ from tests.support.audit_trails import trail_of
 from tests.support.cases import cases
 from tests.support.plans import make_plan
 from tests.support.saved_runs import write_run
-from tests.support.trust_parts import AUTHORITY, keep, speaker_of
+from tests.support.trust_parts import AUTHORITY, credentials_of, keep
 
 PLAN: Final = make_plan([("a", 0, 2), ("b", 2, 4)], ["o"], num_steps=6, microbatches=2, method="all", eval_rows=0)
 Lines = list[dict[str, Any]]
@@ -66,7 +66,9 @@ def write_ledger(folder: Path, *, is_signed: bool = True, signers: Sequence[Auth
             says = statement("r", PLAN, turn, node, trail)
             nodes[node] = {"says": says}
             if is_signed:
-                signature, certificate = sign(says.encode(), speaker_of(node, authority=signers[turn.index]).identity)
+                signature, certificate = sign(
+                    says.encode(), credentials_of(node, authority=signers[turn.index]).identity
+                )
                 nodes[node] |= {"signature": signature.hex(), "certificate": certificate.decode()}
         lines.append({"line": "turn", "turn": turn.index, "drawn": [["b", turn.first_seq, 0, "a"]], "nodes": nodes})
     write(folder, lines)
@@ -95,7 +97,7 @@ def changed(folder: Path, change: Callable[[Lines], object]) -> None:
 def signed_by_another(lines: Lines) -> None:
     """A member without a part in the run puts a turn without states in the place of all."""
     table = {"run": "r", "node": "m", "turn": 0, "placement": 0, "steps": [0, 6], "peers": [], "begin": {}, "end": {}}
-    signature, certificate = sign((says := json.dumps(table)).encode(), speaker_of("m").identity)
+    signature, certificate = sign((says := json.dumps(table)).encode(), credentials_of("m").identity)
     entry = {"says": says, "signature": signature.hex(), "certificate": certificate.decode()}
     lines[1:] = [{"line": "turn", "turn": 0, "drawn": [], "nodes": {"m": entry}}]
 
@@ -105,7 +107,7 @@ def test_ledger_of_which_all_fits_together_is_fine(tmp_path: Path, is_signed: bo
     """It says what was found, what was not, and whether anybody has signed it."""
     folder = tmp_path / "run"
     write_ledger(folder, is_signed=is_signed)
-    keep(tmp_path / "trust", speaker_of("anna", "submitter"))
+    keep(tmp_path / "trust", credentials_of("anna", "submitter"))
     code, output = asked(folder, trust=tmp_path / "trust")
     assert code == 0 and output.splitlines()[-1] == "fine", output
     assert f"3 turns of steps 0 to 6, 9 statements, {9 * is_signed} of them signed; 3 micro-batches" in output
@@ -138,7 +140,7 @@ def other_ends(lines: Lines) -> None:
 
 def other_key(lines: Lines) -> None:
     """What b says is signed by a."""
-    signature, certificate = sign(lines[2]["nodes"]["b"]["says"].encode(), speaker_of("a").identity)
+    signature, certificate = sign(lines[2]["nodes"]["b"]["says"].encode(), credentials_of("a").identity)
     lines[2]["nodes"]["b"] |= {"signature": signature.hex(), "certificate": certificate.decode()}
 
 
@@ -210,7 +212,7 @@ def test_other_result_cut_file_and_foreign_authority_are_told(tmp_path: Path) ->
     code, output = asked(folder)
     assert code == 7 and "it is cut off" in output and "line 4" in output
     write_ledger(tmp_path / "other", signers=(other := Authority.make(time.time()),) * 3)
-    keep(tmp_path / "trust", speaker_of("anna", "submitter"))
+    keep(tmp_path / "trust", credentials_of("anna", "submitter"))
     code, output = asked(tmp_path / "other", trust=tmp_path / "trust")
     assert code == 7 and "another authority than yours" in output
     write_ledger(tmp_path / "rotated", signers=(other, other, AUTHORITY))  # as in a run in which it was rotated

@@ -27,7 +27,7 @@ from ringtune.errors import (
     UsageError,
 )
 from ringtune.job.job import load_job
-from ringtune.transport.speaker import speaker
+from ringtune.transport.credentials import process_credentials
 from sim.prediction import predict
 from tests.support.fake_agents import CALL_S, FakeCluster, job
 from tests.support.kept_runs import JOB, LONG, Gate, keeping
@@ -168,7 +168,7 @@ def test_coordinator_trains_and_its_run_tells_everything(here: Path, capsys: pyt
         assert run.plot().figure.axes[0].get_title() == "run-1"
         with pytest.raises(UsageError, match="see its 'adapter'"):
             run.model  # noqa: B018
-    assert speaker() is None
+    assert process_credentials() is None
 
 
 def test_coordinator_plans_for_its_nodes(here: Path) -> None:

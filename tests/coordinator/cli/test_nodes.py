@@ -32,10 +32,10 @@ from ringtune.costs.profile import Profile
 from ringtune.errors import PeerLostError, TrustError, UsageError
 from ringtune.quantities import parse_seconds
 from ringtune.transport.channels import open_channel
+from ringtune.transport.credentials import using_credentials
 from ringtune.transport.enrollment import join
 from ringtune.transport.identity import read_identity
 from ringtune.transport.parties import VARIABLE, Party, node_party, parse_token
-from ringtune.transport.speaker import speaking_as
 from ringtune.v1 import control_pb2, control_pb2_grpc
 from tests.support.fake_agents import CALL_S, JOB_TEXT, LEASE_S, FakeCluster, job
 
@@ -59,7 +59,7 @@ def plain(*names: str) -> Iterator[CoordinatorServer]:
 
 def ask(server: CoordinatorServer, *words: str, code: int = 0, trust: Path | None = None) -> str:
     """What ``ringtune nodes`` with further words prints."""
-    with speaking_as(None):
+    with using_credentials(None):
         asked = CliRunner().invoke(
             cli.app, ["nodes", *words, "--coordinator", server.address], env={VARIABLE: str(trust) if trust else ""}
         )
@@ -111,7 +111,7 @@ def test_nodes_removed_are_refused_by_certificate(tmp_path: Path) -> None:
     trust = tmp_path / "trust"
     init_trust(trust, time.time())
     keeper = TrustKeeper(trust)
-    with speaking_as(keeper.speaker):
+    with using_credentials(keeper.credentials):
         server = CoordinatorServer("127.0.0.1:0", lease_s=LEASE_S, keeper=keeper)
     with server:
 
@@ -122,8 +122,8 @@ def test_nodes_removed_are_refused_by_certificate(tmp_path: Path) -> None:
         server.coordinator.join(member("pi"))
         told = json.loads(ask(server, "remove", "pi", "--json", trust=trust / "admin"))
         assert (told["certificates"], told["was_member"]) == (1, True)
-        assert "node pi was removed" in keeper.speaker.refusal(first.facts)
-        assert keeper.speaker.refusal(identity().facts) == ""
+        assert "node pi was removed" in keeper.credentials.refusal(first.facts)
+        assert keeper.credentials.refusal(identity().facts) == ""
         server.coordinator.join(member("pi"))
         assert "node p1 has no certificate" in ask(server, "remove", "p1", code=3, trust=trust / "admin")
         assert "takes certificates only" in ask(server, "remove", "pi", code=3)
@@ -252,7 +252,7 @@ def test_trusting_printed_lines_lead_a_node_in(tmp_path: Path, monkeypatch: pyte
     trust, file = tmp_path / "trust", tmp_path / "b1.token"
     ask_coordinator("init", "--trust", str(trust))
     keeper = TrustKeeper(trust)
-    with speaking_as(keeper.speaker), CoordinatorServer("127.0.0.1:0", lease_s=10.0, keeper=keeper) as server:
+    with using_credentials(keeper.credentials), CoordinatorServer("127.0.0.1:0", lease_s=10.0, keeper=keeper) as server:
         made, joined = (
             shlex.split(line.partition(":   " if "NAME" in line else ":  ")[2])[1:]
             for line in join_lines(server.address, trust=trust)[:2]

@@ -28,7 +28,7 @@ from tests.support.audit_trails import Ends, trail_of
 from tests.support.planner_rings import device
 from tests.support.plans import make_plan
 from tests.support.recovering_ring import RecoveringRing
-from tests.support.trust_parts import AUTHORITY, speaker_of
+from tests.support.trust_parts import AUTHORITY, credentials_of
 
 PLAN: Final = make_plan([("a", 0, 1), ("b", 1, 2), ("c", 2, 4)], ["o"], microbatches=2, method="all", eval_rows=0)
 TWO: Final = make_plan([("a", 0, 1), ("b", 1, 4)], ["o"], microbatches=2, method="all", eval_rows=0)
@@ -75,7 +75,7 @@ class Audit:
             message = request.trails.add(turn=self.turn.index, digests_json=json.dumps(self.trails[node]))
             if who := self.signers.get(node):
                 says = statement("r", self.plan, self.turn, node, self.trails[node]).encode()
-                message.signature, message.certificate_pem = sign(says, speaker_of(who).identity)
+                message.signature, message.certificate_pem = sign(says, credentials_of(who).identity)
             self.run.note(request)
 
     def check(self, *nodes: str) -> None:

@@ -41,6 +41,7 @@ from ringtune.errors import BusyError, ConnectionFailedError, StorageError, Toke
 from ringtune.transport import enrollment
 from ringtune.transport.channels import Server, open_channel
 from ringtune.transport.codecs import removals_from_proto
+from ringtune.transport.credentials import Credentials, Removal, using_credentials
 from ringtune.transport.endpoints import CLIENT_OPTIONS
 from ringtune.transport.enrollment import join, renew, renew_if_due
 from ringtune.transport.identity import (
@@ -68,7 +69,6 @@ from ringtune.transport.parties import (
     parse_token,
     secret_hash,
 )
-from ringtune.transport.speaker import Removal, Speaker, speaking_as
 from ringtune.transport.status import error_of_call
 from ringtune.transport.tls import certificate_at, pinned_channel
 from ringtune.v1 import control_pb2, control_pb2_grpc, trust_pb2, trust_pb2_grpc
@@ -412,7 +412,7 @@ def running(folder: Path, clock: Callable[[], float] = time.time) -> Iterator[tu
     if not folder.exists():
         init_trust(folder, time.time())
     keeper = TrustKeeper(folder, clock=clock)
-    with speaking_as(keeper.speaker):
+    with using_credentials(keeper.credentials):
         server = CoordinatorServer("127.0.0.1:0", lease_s=10.0, keeper=keeper)
     with server:
         yield keeper, server.address
@@ -423,16 +423,16 @@ def invited(folder: Path, party: Party = PI_NODE, ttl_s: float = HOUR_S, *, is_a
     return make_token(folder, party, time.time() + ttl_s, is_administrator=is_administrator)
 
 
-def joined(address: str, trust: Path, party: Party = PI_NODE, *, is_administrator: bool = False) -> Speaker:
+def joined(address: str, trust: Path, party: Party = PI_NODE, *, is_administrator: bool = False) -> Credentials:
     """Who has joined with a token, in the folder of the own name beside that of the trust."""
     token = invited(trust, party, is_administrator=is_administrator)
-    return Speaker(join(address, token, trust.parent / party.name))
+    return Credentials(join(address, token, trust.parent / party.name))
 
 
 @contextlib.contextmanager
-def calls(address: str, speaker: Speaker | None, stub: Callable[[Any], Any]) -> Iterator[Any]:
+def calls(address: str, credentials: Credentials | None, stub: Callable[[Any], Any]) -> Iterator[Any]:
     """The calls of somebody who has joined, or of anybody in plain text."""
-    with speaking_as(speaker), open_channel(address, peer=COORDINATOR) as channel:
+    with using_credentials(credentials), open_channel(address, peer=COORDINATOR) as channel:
         yield stub(channel)
 
 
@@ -486,7 +486,7 @@ def test_joining_shows_its_token_to_nobody_else(tmp_path: Path, caplog: pytest.L
     mine = Authority.make(time.time())
     init_trust(tmp_path / "trust", time.time())
     token = invited(tmp_path / "trust")
-    with speaking_as(Speaker(mine.identity(COORDINATOR, time.time()))):
+    with using_credentials(Credentials(mine.identity(COORDINATOR, time.time()))):
         server = Server(
             "127.0.0.1:0", lambda made: trust_pb2_grpc.add_JoiningServicer_to_server(Imposter(), made), is_public=True
         )
@@ -603,20 +603,20 @@ def test_joining_renews_what_ends_within_90_days(tmp_path: Path, caplog: pytest.
     trust, folder = tmp_path / "trust", tmp_path / "node"
     with running(trust) as (_, address):
         first = join(address, invited(trust), folder)
-        speaker, due_unix_s = Speaker(first), first.facts.ends_unix_s - 90 * DAY_S
-        with membership(address, speaker) as stub:
-            assert not renew_if_due(stub, speaker, folder, due_unix_s - 1)
-            assert read_identity(folder, time.time()) == speaker.identity == first
-            assert renew_if_due(stub, speaker, folder, due_unix_s + 1)
+        credentials, due_unix_s = Credentials(first), first.facts.ends_unix_s - 90 * DAY_S
+        with membership(address, credentials) as stub:
+            assert not renew_if_due(stub, credentials, folder, due_unix_s - 1)
+            assert read_identity(folder, time.time()) == credentials.identity == first
+            assert renew_if_due(stub, credentials, folder, due_unix_s + 1)
     second = read_identity(folder, time.time())
-    assert second == speaker.identity
+    assert second == credentials.identity
     assert (second.party, second.key_pem != first.key_pem) == (PI_NODE, True)
-    speaker = Speaker(first)
-    with membership(address, speaker) as stub:
+    credentials = Credentials(first)
+    with membership(address, credentials) as stub:
         for at_unix_s in (due_unix_s + 1, due_unix_s + 2):  # the second one asks nobody: it would not be answered soon
-            assert not renew_if_due(stub, speaker, folder, at_unix_s)
+            assert not renew_if_due(stub, credentials, folder, at_unix_s)
     assert caplog.text.count("can't be renewed yet") == 1
-    assert (read_identity(folder, time.time()), speaker.identity) == (second, first)
+    assert (read_identity(folder, time.time()), credentials.identity) == (second, first)
 
 
 def test_joining_holds_for_a_run_of_years(tmp_path: Path) -> None:
@@ -627,26 +627,26 @@ def test_joining_holds_for_a_run_of_years(tmp_path: Path) -> None:
     now_unix_s = time.time()
     init_trust(tmp_path, now_unix_s)
     keeper = TrustKeeper(tmp_path, clock=lambda: now_unix_s)
-    speaker = Speaker(Authority.read(tmp_path).identity(PI_NODE, now_unix_s))
+    credentials = Credentials(Authority.read(tmp_path).identity(PI_NODE, now_unix_s))
     serials, least_s, is_away = set[str](), math.inf, False
 
     def renew(request: trust_pb2.RenewRequest, *, timeout: float) -> trust_pb2.CertifyReply:
         if is_away:
             raise DroppedCallError("Socket closed")
-        return trust_pb2.CertifyReply(certificate_pem=keeper.renew(speaker.identity.facts, request.request_pem))
+        return trust_pb2.CertifyReply(certificate_pem=keeper.renew(credentials.identity.facts, request.request_pem))
 
     stub: Any = SimpleNamespace(Renew=renew)
     for day in range(3 * 365):
         is_away = 270 <= day % 365 < 331
-        renew_if_due(stub, speaker, tmp_path / "node", now_unix_s)
-        for identity in (speaker.identity, keeper.speaker.identity):
+        renew_if_due(stub, credentials, tmp_path / "node", now_unix_s)
+        for identity in (credentials.identity, keeper.credentials.identity):
             assert not identity.facts.problem_at(now_unix_s)
             least_s = min(least_s, identity.facts.ends_unix_s - now_unix_s)
-        serials.add(speaker.identity.facts.serial)
+        serials.add(credentials.identity.facts.serial)
         now_unix_s += DAY_S
     assert least_s > 30 * DAY_S
     assert len(serials) == 4
-    assert TrustKeeper(tmp_path, clock=lambda: now_unix_s).speaker.identity == keeper.speaker.identity
+    assert TrustKeeper(tmp_path, clock=lambda: now_unix_s).credentials.identity == keeper.credentials.identity
 
 
 def test_joining_holds_at_a_coordinator_that_is_restored_from_a_backup(tmp_path: Path) -> None:
@@ -677,7 +677,7 @@ def test_users_have_the_own_runs_or_all_and_the_membership(tmp_path: Path) -> No
         users = {
             "alice": joined(address, trust, ALICE),
             "bob": joined(address, trust, bob, is_administrator=True),
-            "carol": Speaker(Authority.read(trust).identity(carol, time.time())),
+            "carol": Credentials(Authority.read(trust).identity(carol, time.time())),
         }
         invited(trust)
         for name, user in users.items():
@@ -751,13 +751,13 @@ def test_joining_of_guests_is_by_invitation_of_a_user(tmp_path: Path) -> None:
         with pytest.raises(BusyError, match="take another name"):  # who joins later would be the guest of this user
             keeper.invite("eval-00000000", user="carol")
         assert identity.facts.ends_unix_s - now_unix_s == pytest.approx(DAY_S, abs=1.5)
-        speaker = Speaker(identity)
+        credentials = Credentials(identity)
         assert identity.facts.renew_at_unix_s == identity.facts.ends_unix_s
-        with membership(address, speaker) as stub:
-            renew(stub, speaker, tmp_path / "guest")
-        assert speaker.identity.facts.ends_unix_s == pytest.approx(identity.facts.ends_unix_s, abs=1.5)
+        with membership(address, credentials) as stub:
+            renew(stub, credentials, tmp_path / "guest")
+        assert credentials.identity.facts.ends_unix_s == pytest.approx(identity.facts.ends_unix_s, abs=1.5)
         asked = control_pb2.JoinRequest(node=guest.name, address="127.0.0.1:5", version=__version__, instance="one")
-        with coordinator_calls(address, speaker) as coordinator:
+        with coordinator_calls(address, credentials) as coordinator:
             with pytest.raises(grpc.RpcError, match="is a guest of one evaluation, no host"):
                 coordinator.Join(asked, timeout=30)
             asked.is_guest = True
@@ -765,7 +765,7 @@ def test_joining_of_guests_is_by_invitation_of_a_user(tmp_path: Path) -> None:
         asked_for = control_pb2.EvaluateRequest(job_toml='[model]\npath = "m"\n', owner=guest.name)
         for name, told in (("bob", "is a guest of another user"), ("alice", "the submitter did not send adapter")):
             party = Party("submitter", name)
-            user = Speaker(Authority.read(trust).identity(party, time.time(), has_own_runs_only=True))
+            user = Credentials(Authority.read(trust).identity(party, time.time(), has_own_runs_only=True))
             with coordinator_calls(address, user) as stub, pytest.raises(grpc.RpcError, match=told):
                 next(stub.Evaluate(iter([control_pb2.EvaluateInput(request=asked_for)]), timeout=30))
 
@@ -784,7 +784,7 @@ def test_heartbeat_answers_have_the_removed_when_they_have_changed(tmp_path: Pat
 
             first = beat("")
             assert removals_from_proto(first.removed).entries == (Removal("sold", party=jetson, generation=1),)
-            assert first.removals_version == keeper.speaker.removed.version
+            assert first.removals_version == keeper.credentials.removed.version
             same = beat(first.removals_version)
             assert not same.removed and same.removals_version == first.removals_version
             old = beat(None)
@@ -798,10 +798,10 @@ def test_keeper_makes_itself_a_new_certificate_where_its_own_ends_soon(tmp_path:
     init_trust(tmp_path, time.time())
     authority = Authority.read(tmp_path)
     write_identity(tmp_path, authority.identity(COORDINATOR, time.time() - 600 * DAY_S, days=600 + days))
-    found = TrustKeeper(tmp_path).speaker.identity
+    found = TrustKeeper(tmp_path).credentials.identity
     last = read_certificate(authority.certificate_pem).not_valid_after_utc.timestamp()
     assert found.facts.ends_unix_s == pytest.approx(last, abs=2)
-    assert read_identity(tmp_path, time.time()) == TrustKeeper(tmp_path).speaker.identity == found
+    assert read_identity(tmp_path, time.time()) == TrustKeeper(tmp_path).credentials.identity == found
 
 
 def test_joining_port_that_is_taken_names_its_option(tmp_path: Path) -> None:
@@ -810,7 +810,10 @@ def test_joining_port_that_is_taken_names_its_option(tmp_path: Path) -> None:
     keeper = TrustKeeper(tmp_path)
     taken = Server("127.0.0.1:0", lambda server: None)
     try:
-        with speaking_as(keeper.speaker), pytest.raises(ConnectionFailedError, match="take another --join-port"):
+        with (
+            using_credentials(keeper.credentials),
+            pytest.raises(ConnectionFailedError, match="take another --join-port"),
+        ):
             CoordinatorServer("127.0.0.1:0", lease_s=10.0, keeper=keeper, join_port=taken.port)
     finally:
         taken.stop(0.0)
@@ -822,7 +825,7 @@ def test_joining_with_a_token_from_before_the_first_start(tmp_path: Path) -> Non
     token = invited(tmp_path / "trust")
     assert token.port == 0
     keeper = TrustKeeper(tmp_path / "trust")
-    with speaking_as(keeper.speaker):
+    with using_credentials(keeper.credentials):
         server = CoordinatorServer("127.0.0.1:0", lease_s=10.0, keeper=keeper)
     with server:
         joins_at = invited(tmp_path / "trust").port

@@ -408,9 +408,9 @@ def test_register_of_a_database_is_one_for_all_coordinators(pair: Pair, tmp_path
         a.certify(token.secret, make_request(make_key()))
     assert a.remove(ADMIN, "gone") == 1, "it was in the folder"
     assert a.remove(node_party("pi"), "it was stolen") == 1
-    assert not b.speaker.refusal(facts)
+    assert not b.credentials.refusal(facts)
     assert (b.begin_to_act(), a.begin_to_act()) == ("", "")
-    assert b.speaker.refusal(facts) == "it was stolen"
+    assert b.credentials.refusal(facts) == "it was stolen"
     other = tmp_path / "other"
     init_trust(other, now_s)
     assert "is not that of the coordinator that acted before" in TrustKeeper(other, shared=pair.b).begin_to_act()

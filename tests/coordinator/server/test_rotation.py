@@ -29,6 +29,7 @@ from edge.doctor import Level, check_coordinator
 from ringtune import __version__
 from ringtune.errors import InterruptedRunError, StorageError, TrustError, UsageError
 from ringtune.transport.channels import open_channel
+from ringtune.transport.credentials import Credentials, process_credentials, using_credentials
 from ringtune.transport.enrollment import join, renew, renew_if_due, take_authorities
 from ringtune.transport.identity import (
     Identity,
@@ -42,7 +43,6 @@ from ringtune.transport.identity import (
     write_identity,
 )
 from ringtune.transport.parties import COORDINATOR, VARIABLE, Party, node_party
-from ringtune.transport.speaker import Speaker, speaker, speaking_as
 from ringtune.transport.status import error_of_call
 from ringtune.v1 import control_pb2, control_pb2_grpc, trust_pb2, trust_pb2_grpc
 from tests.coordinator.server.test_certificate_authority import ALICE, invited, membership, running
@@ -119,17 +119,17 @@ class Ring:
         self.keeper = TrustKeeper(self.trust, clock=lambda: self.now_unix_s)
         return self.keeper
 
-    def joined(self, party: Party, secret: str) -> Speaker:
+    def joined(self, party: Party, secret: str) -> Credentials:
         """Who gets a certificate for a token; ``OLD`` is of an earlier version."""
         key, takes = make_key(), party != OLD
         pem = self.keeper.certify(secret, make_request(key), takes_authorities=takes)
         authorities = self.keeper.authorities if takes else (self.keeper.authority_pem,)
-        return Speaker(Identity.of(key_pem(key), pem, *authorities))
+        return Credentials(Identity.of(key_pem(key), pem, *authorities))
 
     def call(self, party: Party) -> bool:
         """Let somebody beat, or a user make a command; whether the coordinator takes it."""
         who, keeper, takes = self.parties[party], self.keeper, party != OLD
-        if not trusts(who, keeper.speaker) or not trusts(keeper.speaker, who):
+        if not trusts(who, keeper.credentials) or not trusts(keeper.credentials, who):
             return False
         said = who.identity.authorities_version if takes and party.role == "node" else None
         keeper.heard(who.identity.facts, said)
@@ -152,7 +152,7 @@ class Ring:
 
     def come_back(self, party: Party) -> None:
         """Let a node that was away join again; the answer has the authorities."""
-        assert trusts(self.parties[party], self.keeper.speaker)
+        assert trusts(self.parties[party], self.keeper.credentials)
         take_authorities(self.keeper.authorities, self.parties[party], self.folder / party.name)
         self.present.append(party)
 
@@ -186,7 +186,7 @@ class Ring:
         assert self.phase == phase, self.keeper.rotation_state([each.name for each in self.present])
 
 
-def trusts(one: Speaker, other: Speaker) -> bool:
+def trusts(one: Credentials, other: Credentials) -> bool:
     """Whether one process takes the certificate of another one."""
     return not one.refusal(other.identity.facts)
 
@@ -194,16 +194,16 @@ def trusts(one: Speaker, other: Speaker) -> bool:
 def test_rotation_of_members_that_are_there_takes_a_few_heartbeats(tmp_path: Path) -> None:
     """In the end there is one authority, in the folder too, and the old one's certificates are refused."""
     ring = Ring(tmp_path, A, B)
-    before, old = Speaker(ring.parties[A].identity), ring.keeper.authority_pem
+    before, old = Credentials(ring.parties[A].identity), ring.keeper.authority_pem
     ring.keeper.rotate(HOUR_S)
     with pytest.raises(UsageError, match=r"is rotated already, since 2027.*--status"):
         ring.keeper.rotate(HOUR_S)
     ring.until(Phase.ISSUING)
-    assert trusts(ring.keeper.speaker, before)
+    assert trusts(ring.keeper.credentials, before)
     ring.until("")
     assert ring.keeper.authorities == (Authority.read(ring.trust).certificate_pem,) != (old,)
     assert not (ring.trust / NEXT).exists()
-    assert not trusts(ring.keeper.speaker, before)
+    assert not trusts(ring.keeper.credentials, before)
     ring.round()
     assert {who.identity.authorities for who in ring.parties.values()} == {ring.keeper.authorities}
     assert read_identity(tmp_path / "a", NOW_S) == ring.parties[A].identity
@@ -224,7 +224,7 @@ def test_rotation_tells_of_an_authority_when_the_coordinator_shows_its_certifica
     found: list[bool] = []
 
     def write(folder: Path, identity: Identity) -> None:
-        told, shown = ring.keeper.authorities, ring.keeper.speaker.identity.certificate_pem
+        told, shown = ring.keeper.authorities, ring.keeper.credentials.identity.certificate_pem
         found.append(any(is_issued_by(shown, authority) for authority in told))
         write_identity(folder, identity)
 
@@ -339,8 +339,8 @@ def test_rotation_keeps_who_was_removed_out(tmp_path: Path, phase: Phase) -> Non
     ring.present = [A]
     assert not ring.call(B)
     ring.until("")
-    assert ring.keeper.speaker.refusal(ring.parties[B].identity.facts)
-    assert ring.restarted().speaker.refusal(ring.parties[B].identity.facts)
+    assert ring.keeper.credentials.refusal(ring.parties[B].identity.facts)
+    assert ring.restarted().credentials.refusal(ring.parties[B].identity.facts)
 
 
 def test_rotation_gives_nothing_to_who_has_a_copy_of_the_old_key(tmp_path: Path) -> None:
@@ -381,7 +381,7 @@ def test_rotation_notes_few_calls_of_who_has_certificates_of_both(tmp_path: Path
 def test_authorities_that_leave_out_the_own_one_are_not_taken(tmp_path: Path) -> None:
     """Nobody would take its certificate then; those with it are kept on the disk, if that is possible."""
     old, new = Authority.make(NOW_S), Authority.make(NOW_S)
-    who = Speaker(old.identity(A, NOW_S))
+    who = Credentials(old.identity(A, NOW_S))
     before = who.identity
     for given in ([], [new.certificate_pem], [b"nothing"], [old.certificate_pem, b"nothing"]):
         take_authorities(given, who, tmp_path)
@@ -455,11 +455,11 @@ def test_rotation_is_for_administrators_of_a_coordinator_with_an_authority(tmp_p
     """What is asked of it, and who asks; and the answer in words."""
     init_trust(tmp_path / "trust", time.time())
     keeper = TrustKeeper(tmp_path / "trust")
-    with speaking_as(keeper.speaker):
+    with using_credentials(keeper.credentials):
         server = CoordinatorServer("127.0.0.1:0", lease_s=10.0, keeper=keeper)
     with server:
-        admin = Speaker(read_identity(tmp_path / "trust" / "admin", time.time()))
-        user = Speaker(keeper._authority.identity(ALICE, time.time(), has_own_runs_only=True))
+        admin = Credentials(read_identity(tmp_path / "trust" / "admin", time.time()))
+        user = Credentials(keeper._authority.identity(ALICE, time.time(), has_own_runs_only=True))
         with membership(server.address, user) as stub, pytest.raises(TrustError, match="is no administrator"):
             rotate(stub, HOUR_S)
         with membership(server.address, admin) as stub:
@@ -470,12 +470,12 @@ def test_rotation_is_for_administrators_of_a_coordinator_with_an_authority(tmp_p
             lines = rotation_lines(rotate(stub, HOUR_S))
         assert lines[2].endswith("UTC; shut out if that were now: submitter admin")
         assert f"{NEXT} and register.sqlite of {tmp_path}" in lines[3]
-        with speaking_as(keeper.speaker):  # the doctor on the coordinator's machine
+        with using_credentials(keeper.credentials):  # the doctor on the coordinator's machine
             found = check_coordinator(server.address)
         assert [check.level for check in found] == [*3 * [Level.PASS], Level.WARN], found
         named = f"{fingerprint(keeper.authority_pem)[:16]} is replaced by .* UTC at most; 1 nodes, users or tokens need"
         assert re.match(named, found[3].found)
-        alice = Speaker(join(server.address, invited(tmp_path / "trust", ALICE), tmp_path / "alice"))
+        alice = Credentials(join(server.address, invited(tmp_path / "trust", ALICE), tmp_path / "alice"))
         assert alice.identity.authorities == keeper.authorities != (keeper.authority_pem,)
         with membership(server.address, alice) as stub:
             renew(stub, alice, tmp_path / "alice")
@@ -516,9 +516,9 @@ def test_rotation_that_the_disk_prevents_fails_no_heartbeat(
         raise StorageError("the disk is full")
 
     with running(tmp_path / "trust") as (keeper, address):
-        pi = Speaker(join(address, invited(tmp_path / "trust"), tmp_path / "pi"))
+        pi = Credentials(join(address, invited(tmp_path / "trust"), tmp_path / "pi"))
         keeper.rotate(HOUR_S)
-        with speaking_as(pi), open_channel(address, peer=COORDINATOR) as channel:
+        with using_credentials(pi), open_channel(address, peer=COORDINATOR) as channel:
             stub = control_pb2_grpc.CoordinatorStub(channel)
             beat = control_pb2.HeartbeatRequest(node="pi", instance="one", authorities_version="0" * 1_000_000)
             stub.Heartbeat(beat, timeout=30)
@@ -538,7 +538,7 @@ def test_rotation_reaches_a_command_that_follows_a_run(tmp_path: Path, monkeypat
     monkeypatch.setenv(VARIABLE, str(admin))
     init_trust(tmp_path / "trust", now_unix_s[0])
     keeper = TrustKeeper(tmp_path / "trust", clock=lambda: now_unix_s[0])
-    with speaking_as(keeper.speaker):
+    with using_credentials(keeper.credentials):
         server = CoordinatorServer("127.0.0.1:0", lease_s=0.001, keeper=keeper)
 
     def events() -> Iterator[control_pb2.RunEvent]:
@@ -547,7 +547,7 @@ def test_rotation_reaches_a_command_that_follows_a_run(tmp_path: Path, monkeypat
             yield control_pb2.RunEvent(note="a step")
             now_unix_s[0] += 2.0
 
-    with server, speaking_as(None), connection.Connection(server.address, insecure=False) as client:
+    with server, using_credentials(None), connection.Connection(server.address, insecure=False) as client:
         assert len(list(client.heard(events()))) == 6
         assert not client.rotate(None).phase
     assert read_identity(admin, time.time()).authorities == keeper.authorities
@@ -561,13 +561,13 @@ def test_rotation_that_other_commands_of_a_user_have_moved_with_does_not_end_one
     monkeypatch.setenv(VARIABLE, str(tmp_path / "trust" / "admin"))
     init_trust(tmp_path / "trust", now_unix_s[0])
     keeper = TrustKeeper(tmp_path / "trust", clock=lambda: now_unix_s[0])
-    with speaking_as(keeper.speaker):
+    with using_credentials(keeper.credentials):
         server = CoordinatorServer("127.0.0.1:0", lease_s=0.001, keeper=keeper)
-    with server, speaking_as(None), connection.Connection(server.address, insecure=False) as client:
+    with server, using_credentials(None), connection.Connection(server.address, insecure=False) as client:
         keeper.rotate(HOUR_S)
         for _ in range(6):
             now_unix_s[0] += BEAT_S
-            with speaking_as(speaker()), connection.Connection(server.address, insecure=False):
+            with using_credentials(process_credentials()), connection.Connection(server.address, insecure=False):
                 pass
         assert len(keeper.authorities) == 1
         silences: list[str] = []

@@ -42,15 +42,15 @@ from ringtune.job.job import Job, Model
 from ringtune.models.weights_by_digest import ModelSource, manifest_from_proto
 from ringtune.storage.pieces import FilePieces, Pieces
 from ringtune.transport.channels import open_channel
+from ringtune.transport.credentials import Credentials, using_credentials
 from ringtune.transport.endpoints import CLIENT_OPTIONS
 from ringtune.transport.open_calls import TokenBucket
 from ringtune.transport.parties import COORDINATOR, Party
-from ringtune.transport.speaker import Speaker, speaking_as
 from ringtune.transport.status import error_of_status
 from ringtune.v1 import control_pb2, control_pb2_grpc, trust_pb2, trust_pb2_grpc, weights_pb2, weights_pb2_grpc
 from tests.support.fake_agents import job
 from tests.support.model_folder import write_model
-from tests.support.trust_parts import AUTHORITY, speaker_of
+from tests.support.trust_parts import AUTHORITY, credentials_of
 
 CALL_S = 30.0
 
@@ -188,7 +188,10 @@ def test_client_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coordinator.client.connection.CONNECT_S", 0.2)
     with pytest.raises(ConnectionFailedError, match=r"no coordinator answers at 127\.0\.0\.1:9 .*--coordinator$"):
         Client("127.0.0.1:9")
-    with speaking_as(speaker_of("alice", "submitter")), pytest.raises(ConnectionFailedError, match="'ringtune doctor"):
+    with (
+        using_credentials(credentials_of("alice", "submitter")),
+        pytest.raises(ConnectionFailedError, match="'ringtune doctor"),
+    ):
         Client("127.0.0.1:9")  # its clock may refuse this certificate, which nothing here would tell
 
 
@@ -331,15 +334,15 @@ def test_service_shows_and_gives_users_their_own_runs(tmp_path: Path, monkeypatc
     users = {}
     for name in ("alice", "bob", "root"):
         party = Party("submitter", name)
-        users[name] = Speaker(AUTHORITY.identity(party, time.time(), has_own_runs_only=name != "root"))
+        users[name] = Credentials(AUTHORITY.identity(party, time.time(), has_own_runs_only=name != "root"))
     with contextlib.ExitStack() as stack:
         stack.callback(store.close)
-        with speaking_as(speaker_of("coordinator", "coordinator")):
+        with using_credentials(credentials_of("coordinator", "coordinator")):
             server = stack.enter_context(CoordinatorServer("127.0.0.1:0", lease_s=10))
         server.coordinator.kept = store
         stubs = {}
         for name, who in users.items():
-            with speaking_as(who):
+            with using_credentials(who):
                 channel = stack.enter_context(open_channel(server.address, peer=COORDINATOR))
             stubs[name] = control_pb2_grpc.CoordinatorStub(channel)
 
@@ -358,8 +361,8 @@ def test_service_shows_and_gives_users_their_own_runs(tmp_path: Path, monkeypatc
         driver.board.awaits(["pi"], "it has the rows", math.inf)
         courses = [stubs[name].Status(control_pb2.Empty(), timeout=CALL_S).run for name in users]
         assert [(run.run_id, list(run.awaited)) for run in courses] == [(planned, []), *[(planned, ["pi"])] * 2]
-        guest = speaker_of("eval-00000000", "node")  # which any user may invite
-        with speaking_as(guest), open_channel(server.address, peer=COORDINATOR) as of_guest:
+        guest = credentials_of("eval-00000000", "node")  # which any user may invite
+        with using_credentials(guest), open_channel(server.address, peer=COORDINATOR) as of_guest:
             run = control_pb2_grpc.CoordinatorStub(of_guest).Status(control_pb2.Empty(), timeout=CALL_S).run
         assert (run.run_id, list(run.awaited)) == (planned, [])
         for name, run_id in (("alice", RUN), ("root", OF_BOB), ("bob", planned)):

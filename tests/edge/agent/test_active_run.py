@@ -22,10 +22,10 @@ from ringtune.errors import (
     RingTuneError,
     TrustError,
 )
-from ringtune.transport.speaker import speaking_as
+from ringtune.transport.credentials import using_credentials
 from ringtune.v1 import control_pb2
 from tests.support.plans import make_plan
-from tests.support.trust_parts import DAY_S, speaker_of
+from tests.support.trust_parts import DAY_S, credentials_of
 
 
 class Reports:
@@ -91,12 +91,12 @@ def test_link_that_its_peer_does_not_take_is_an_error_with_the_peer(kind: type[R
 def test_link_that_the_certificate_of_a_peer_prevents_is_an_error_with_the_peer(text: str, remedy: str) -> None:
     """So a run that is prepared goes on without that host; what to do stands beside. Its own certificate is its own."""
     told = ConnectionFailedError(f"Ssl handshake failed: {text}")
-    with speaking_as(speaker_of("a")):
+    with using_credentials(credentials_of("a")):
         error = link_error(told)
     assert (type(error), error.peer) == (ConnectionFailedError, "b")
     assert "who answers at 127.0.0.1:1 has a certificate" in str(error)
     assert remedy in str(error)
-    with speaking_as(speaker_of("a", later_s=-(DAYS + 1) * DAY_S)):
+    with using_credentials(credentials_of("a", later_s=-(DAYS + 1) * DAY_S)):
         error = link_error(told)
     assert (type(error), error.peer) == (TrustError, "")
     assert "the certificate of this process has expired" in str(error)

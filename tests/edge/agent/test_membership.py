@@ -12,11 +12,11 @@ import pytest
 from edge.agent import process as ms
 from ringtune.errors import BusyError, ConnectionFailedError, RingTuneError, TrustError
 from ringtune.transport.codecs import removal_to_proto
+from ringtune.transport.credentials import Removal, using_credentials
 from ringtune.transport.parties import node_party
-from ringtune.transport.speaker import Removal, speaking_as
 from ringtune.v1 import control_pb2
 from tests.edge.runtime.test_reporter import CallError
-from tests.support.trust_parts import speaker_of
+from tests.support.trust_parts import credentials_of
 
 WAIT_S = 20.0
 
@@ -270,7 +270,10 @@ def test_membership_does_not_try_to_join_without_trust(monkeypatch: pytest.Monke
     coordinator = FakeCoordinator()
     coordinator.joins = [grpc.StatusCode.UNAVAILABLE] * 100
     monkeypatch.setattr(CallError, "details", lambda _: "SSL routines:OPENSSL_internal:WRONG_VERSION_NUMBER")
-    with speaking_as(speaker_of("a")), pytest.raises(TrustError, match="a can't join: who answers at host:1 speaks pl"):
+    with (
+        using_credentials(credentials_of("a")),
+        pytest.raises(TrustError, match="a can't join: who answers at host:1 speaks pl"),
+    ):
         make(coordinator, Told()).join(timeout_s=WAIT_S)
     assert coordinator.calls == ["join"]
 
@@ -291,7 +294,7 @@ def test_membership_passes_on_who_was_removed_and_whom_to_trust() -> None:
         control_pb2.HeartbeatReply(known=True, removals_version="v0"),
     ]
     member = make(coordinator, Told(), on_answer=lambda found, given: heard.append((found.entries, list(given))))
-    with speaking_as(who := speaker_of("a")):
+    with using_credentials(who := credentials_of("a")):
         for _ in range(4):
             member.send_heartbeat()
     assert heard == [((of_b,), []), ((of_b,), [b"new", b"old"]), ((serial,), []), ((), [])]

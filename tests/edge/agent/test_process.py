@@ -22,9 +22,9 @@ from edge.checkpoint.snapshots import TurnSnapshots
 from edge.options import AgentOptions
 from ringtune.errors import DataError, DeadlineError, PlanError, RingTuneError
 from ringtune.storage.pieces import Pieces
+from ringtune.transport.credentials import Credentials, Removal, Removals, using_credentials
 from ringtune.transport.identity import read_identity
 from ringtune.transport.parties import node_party
-from ringtune.transport.speaker import Removal, Removals, Speaker, speaking_as
 from ringtune.transport.status import error_of_status
 from ringtune.v1 import control_pb2
 from tests.coordinator.server.test_certificate_authority import running
@@ -61,22 +61,22 @@ def test_calls_to_the_coordinator_take_a_renewed_certificate(tmp_path: Path) -> 
     trust, folder = tmp_path / "trust", tmp_path / "node"
     with running(trust) as (keeper, address), contextlib.ExitStack() as channels:
         authority = Authority.read(trust)
-        who = Speaker(authority.identity(node_party("pi"), time.time() - 274 * DAY_S))
+        who = Credentials(authority.identity(node_party("pi"), time.time() - 274 * DAY_S))
         beat = control_pb2.HeartbeatRequest(node="pi", instance="i")
-        with speaking_as(who):
+        with using_credentials(who):
             calls = CoordinatorCalls(AgentOptions(coordinator=address, name="pi", trust=folder), channels)
             first, gone = who.identity, Removals([Removal("node b was removed", "1f")])
             calls.hear(gone)
             assert (who.removed, who.identity) == (gone, first)
             first = who.identity = authority.identity(node_party("pi"), time.time() - 276 * DAY_S)
             assert not calls.stub.Heartbeat(beat, timeout=WAIT_S).known
-            keeper.speaker.removed = Removals([Removal("it is the old one", first.facts.serial)])
+            keeper.credentials.removed = Removals([Removal("it is the old one", first.facts.serial)])
             with pytest.raises(grpc.RpcError, match="it is the old one"):
                 calls.stub.Heartbeat(beat, timeout=WAIT_S)
-            keeper.speaker.removed = Removals()
+            keeper.credentials.removed = Removals()
             calls.hear(Removals())
         assert read_identity(folder, time.time()) == who.identity != first
-        keeper.speaker.removed = Removals([Removal("it is the old one", first.facts.serial)])
+        keeper.credentials.removed = Removals([Removal("it is the old one", first.facts.serial)])
         assert not calls.stub.Heartbeat(beat, timeout=WAIT_S).known
 
 

@@ -21,12 +21,12 @@ from edge.cli.enrollment import choose_trust, find_coordinator, read_token, reso
 from edge.options import default_name, default_state
 from ringtune import __version__, cli
 from ringtune.errors import ConnectionFailedError, TokenError, TrustError, UsageError
+from ringtune.transport.credentials import Credentials, process_credentials, use_credentials
 from ringtune.transport.discovery import SERVICE, Announcement, words_of
 from ringtune.transport.identity import Identity, read_identity
 from ringtune.transport.parties import IDENTITY, Party, Token, make_secret, node_party, node_trust
-from ringtune.transport.speaker import Speaker, speak_as, speaker
 from tests.coordinator.server.test_certificate_authority import invited, running
-from tests.support.trust_parts import DAY_S, keep, speaker_of
+from tests.support.trust_parts import DAY_S, credentials_of, keep
 
 HASH = "0123456789abcdef" * 4
 
@@ -34,7 +34,7 @@ HASH = "0123456789abcdef" * 4
 @pytest.fixture(autouse=True)
 def _silence() -> Iterator[None]:
     yield
-    speak_as(None)
+    use_credentials(None)
 
 
 def choose(tmp_path: Path, **changes: Any) -> Path | None:
@@ -47,17 +47,17 @@ def choose(tmp_path: Path, **changes: Any) -> Path | None:
 
 def spoken() -> str:
     """As whom this process speaks."""
-    who = speaker()
+    who = process_credentials()
     return str(who.identity.party) if who else ""
 
 
 def test_choosing_takes_the_identity_that_is_there(tmp_path: Path) -> None:
     """In the state folder, or where the user says; not in a local run, and not with ``--insecure``."""
-    keep(node_trust(tmp_path), speaker_of("pi"))
+    keep(node_trust(tmp_path), credentials_of("pi"))
     assert (choose(tmp_path), spoken()) == (node_trust(tmp_path), "node pi")
     assert (choose(tmp_path, insecure=True), spoken()) == (None, "")
     assert (choose(tmp_path, is_local=True), spoken()) == (None, "")
-    keep(tmp_path / "elsewhere", speaker_of("pi"))
+    keep(tmp_path / "elsewhere", credentials_of("pi"))
     assert choose(tmp_path, trust=tmp_path / "elsewhere", is_local=True) == tmp_path / "elsewhere"
     assert spoken() == "node pi"
 
@@ -70,7 +70,7 @@ def test_choosing_joins_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         party: Party, token_file: Path, folder: Path, coordinator: str, join_s: float, *, token: Token | None
     ) -> None:
         asked.append(token_file)
-        keep(folder, speaker_of(party.name))
+        keep(folder, credentials_of(party.name))
 
     monkeypatch.setattr(enrollment, "join_as", join_as)
     for _ in range(2):
@@ -83,7 +83,7 @@ def test_choosing_joins_anew_where_the_authority_was_replaced(tmp_path: Path) ->
     """With a token of the new one; that in the command line of a service, used, gone or of the old one, is left."""
     file, folder = tmp_path / "t", node_trust(tmp_path / "state")
     with running(tmp_path / "trust") as (keeper, address):
-        kept = keep(folder, speaker_of("pi"))
+        kept = keep(folder, credentials_of("pi"))
         for text in ("", str(Token(node_party("pi"), 7071, HASH, make_secret()))):
             file.write_text(text)
             assert choose(tmp_path / "state", token_file=file, coordinator=address) == folder
@@ -93,7 +93,7 @@ def test_choosing_joins_anew_where_the_authority_was_replaced(tmp_path: Path) ->
             choose(tmp_path / "state", token_file=file, coordinator=address)
             assert read_identity(folder, time.time()).authorities == keeper.authorities
             file.write_text(str(invited(tmp_path / "trust", node_party("b"))))
-        later = keep(folder, Speaker(Authority.make(time.time() + 60).identity(node_party("pi"), time.time())))
+        later = keep(folder, Credentials(Authority.make(time.time() + 60).identity(node_party("pi"), time.time())))
         file.write_text(str(invited(tmp_path / "trust", node_party("pi"))))
         choose(tmp_path / "state", token_file=file, coordinator=address)
         assert read_identity(folder, time.time()) == later
@@ -122,7 +122,7 @@ def test_choosing_joins_anew_where_the_certificate_is_of_no_use(
         assert caplog.messages[-1].endswith(
             "the certificate of node pi is refused: it was stolen; join with a new token"
         )
-        keep(folder, Speaker(keeper._authority.identity(pi, time.time() - 400 * DAY_S)))
+        keep(folder, Credentials(keeper._authority.identity(pi, time.time() - 400 * DAY_S)))
         file.write_text(str(invited(tmp_path / "trust", pi)))
         assert chosen() not in (first, second)
         assert "has expired" in caplog.messages[-1]
@@ -130,7 +130,7 @@ def test_choosing_joins_anew_where_the_certificate_is_of_no_use(
 
 def test_choosing_refuses_what_does_not_belong_together(tmp_path: Path) -> None:
     """Another node's identity or token, a folder without one, certificates with plain text."""
-    keep(tmp_path / "b", speaker_of("b"))
+    keep(tmp_path / "b", credentials_of("b"))
     with pytest.raises(TrustError, match="is of node b, not of node pi"):
         choose(tmp_path, trust=tmp_path / "b")
     assert spoken() == ""
@@ -156,16 +156,16 @@ def test_choosing_a_name_of_the_user_the_token_the_certificate_or_the_host(
         return resolve_node_name(name, trust, token_file, **asked)[0]
 
     assert named(token_file=None) == named() == host
-    keep(node_trust(default_state("pi")), speaker_of("pi"))
+    keep(node_trust(default_state("pi")), credentials_of("pi"))
     assert (named(), named(token_file=None), named("b"), named(insecure=True)) == ("pi", "pi", "b", host)
     token = Token(node_party("c"), 7071, HASH, make_secret())
     file.write_text(str(token))
     assert resolve_node_name("", None, file, state=None, insecure=False) == ("c", token)
     assert named("b") == "b"
-    keep(node_trust(tmp_path / "own"), speaker_of("d"))
+    keep(node_trust(tmp_path / "own"), credentials_of("d"))
     assert named(token_file=None, state=tmp_path / "own") == "d"
     assert named(token_file=None, trust=node_trust(tmp_path / "own")) == "d"
-    keep(node_trust(default_state("e")), speaker_of("e"))
+    keep(node_trust(default_state("e")), credentials_of("e"))
     assert named(token_file=None) == host
     file.write_text(str(Token(Party("submitter", "alice"), 7071, HASH, make_secret())))
     with pytest.raises(TokenError, match="is for submitter alice, not for a node; make one for the node with"):
@@ -190,14 +190,14 @@ def test_choosing_reads_a_token_from_a_file_or_standard_input(tmp_path: Path, mo
 
 def test_choosing_a_bad_identity_ends_the_command_in_a_line(tmp_path: Path) -> None:
     """Exit code 3 before anything is started, and the file or the clock is named."""
-    cases: dict[str, tuple[Speaker, str]] = {
-        "missing": (speaker_of("pi"), "can't read the certificate"),
-        "readable": (speaker_of("pi"), "can be read by other users"),
-        "expired": (speaker_of("pi", later_s=-366 * DAY_S), "has expired"),
-        "early": (speaker_of("pi", later_s=3 * DAY_S), "is not valid before"),
-        "foreign": (speaker_of("pi"), "is of another authority"),
-        "damaged": (speaker_of("pi"), "is damaged"),
-        "other name": (speaker_of("b"), "is of node b, not of node pi"),
+    cases: dict[str, tuple[Credentials, str]] = {
+        "missing": (credentials_of("pi"), "can't read the certificate"),
+        "readable": (credentials_of("pi"), "can be read by other users"),
+        "expired": (credentials_of("pi", later_s=-366 * DAY_S), "has expired"),
+        "early": (credentials_of("pi", later_s=3 * DAY_S), "is not valid before"),
+        "foreign": (credentials_of("pi"), "is of another authority"),
+        "damaged": (credentials_of("pi"), "is damaged"),
+        "other name": (credentials_of("b"), "is of node b, not of node pi"),
     }
     for case, (who, text) in cases.items():
         identity, file = keep(tmp_path / case, who), tmp_path / case / IDENTITY
@@ -224,7 +224,7 @@ def test_choosing_to_join_waits_for_a_coordinator(tmp_path: Path, monkeypatch: p
         tries.append(coordinator)
         if len(tries) < 3:
             raise ConnectionFailedError("nobody answers")
-        keep(folder, speaker_of("pi"))
+        keep(folder, credentials_of("pi"))
 
     monkeypatch.setattr("ringtune.transport.enrollment.join", join)
     monkeypatch.setattr(enrollment, "_RETRY_S", 0.0)
@@ -266,7 +266,7 @@ def test_node_trusts_its_token_and_later_its_certificate(monkeypatch: pytest.Mon
     for insecure in (False, True):
         with pytest.raises(UsageError, match="joins none by itself"):
             find(tmp_path, insecure=insecure)
-    keep(node_trust(tmp_path), speaker_of("pi"))
+    keep(node_trust(tmp_path), credentials_of("pi"))
     with pytest.raises(TrustError, match="of the certificate in"):
         find(tmp_path, token=token_in(tmp_path))
 

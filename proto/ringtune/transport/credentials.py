@@ -1,6 +1,7 @@
-"""Identity of this process on its connections, from options and disk; without one connections are plain text.
+"""Credentials of this process on its connections, from options and disk; without any connections are plain text.
 
-It is set before the first connection and may be renewed later; connections opened after that use the new certificate.
+They are set before the first connection and may be renewed later: connections opened after that use the new
+certificate.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Removals:
 
 
 @dataclass(slots=True)
-class Speaker:
+class Credentials:
     """Identity of a process, and the certificates that it refuses.
 
     After a failed renewal none is attempted before ``renew_after_unix_s``.
@@ -74,55 +75,55 @@ class Speaker:
         return self.removed.refusal(caller)
 
 
-_speaker: Speaker | None = None
+_credentials: Credentials | None = None
 
 
-def speak_as(speaker: Speaker | None) -> None:
-    """Use ``speaker`` for all connections opened from now on; None = plain text."""
-    global _speaker
-    _speaker = speaker
+def use_credentials(credentials: Credentials | None) -> None:
+    """Use ``credentials`` for all connections opened from now on; None = plain text."""
+    global _credentials
+    _credentials = credentials
 
 
-def speaker() -> Speaker | None:
-    """Return the identity of this process on connections; None = plain text."""
-    return _speaker
+def process_credentials() -> Credentials | None:
+    """Return the credentials of this process on connections; None = plain text."""
+    return _credentials
 
 
 def is_encrypted() -> bool:
     """Whether connections of this process, in both directions, are encrypted and authenticated by certificates."""
-    return _speaker is not None
+    return _credentials is not None
 
 
 @contextmanager
-def speaking_as(who: Speaker | None) -> Iterator[None]:
+def using_credentials(who: Credentials | None) -> Iterator[None]:
     """Use ``who`` for connections opened in a block."""
-    before = _speaker
-    speak_as(who)
+    before = _credentials
+    use_credentials(who)
     try:
         yield
     finally:
-        speak_as(before)
+        use_credentials(before)
 
 
-def speak_from(folder: Path) -> Speaker:
+def use_credentials_from(folder: Path) -> Credentials:
     """Use the identity in a folder from now on; raises ``TrustError``."""
     from ringtune.transport.identity import read_identity
 
-    speaker = Speaker(read_identity(folder, time.time()))
-    speak_as(speaker)
-    return speaker
+    credentials = Credentials(read_identity(folder, time.time()))
+    use_credentials(credentials)
+    return credentials
 
 
-def speak_as_user(*, insecure: bool) -> Path | None:
+def use_credentials_of_user(*, insecure: bool) -> Path | None:
     """Use this user's identity from now on; plain text with ``insecure``, or without an identity.
 
     Returns the folder of the identity; None = plain text.
     """
     folder = None if insecure else find_user_trust()
     if folder is None:
-        speak_as(None)
+        use_credentials(None)
     else:
-        speak_from(folder)
+        use_credentials_from(folder)
     return folder
 
 
