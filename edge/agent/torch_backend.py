@@ -35,8 +35,8 @@ from edge.model.slice import DTYPES
 from edge.model.tensor_files import is_finite
 from edge.options import AgentOptions
 from edge.profiler import timing
+from edge.profiler.benchmark import full_size_s, timings
 from edge.profiler.timing import MeasuredWork, TimingRequest
-from edge.profiler.works import full_size_s, timings
 from edge.runtime.audit import AuditRecorder, NodeAudit
 from edge.runtime.executor import NodeExecutor
 from edge.transport.frames import Hello

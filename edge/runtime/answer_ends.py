@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 from edge.data.conversations import Conversations
-from edge.data.text_pieces import Ends, ends_with
+from edge.data.detokenizer import Ends, ends_with
 from edge.data.tokens import RowFaultError, load_tokenizer
 from edge.runtime.inference import ends_of_text
 from ringtune.errors import ModelError

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
+from edge.data.detokenizer import Detokenizer, Ends, ends_with
 from edge.data.prompts import Prompt, PromptReader
-from edge.data.text_pieces import Ends, TextPieces, ends_with
 from edge.data.tokens import Batch
 from edge.model.key_values import KeyValueCache
 from edge.runtime.inference import Sampling, choose, ends_of_text, model_sampling, seeded, text_batch
@@ -81,7 +81,7 @@ class OpenText:
     """
 
     def __init__(
-        self, prompt: Prompt, longest: int, draws: torch.Generator, pieces: TextPieces, ends: Collection[int]
+        self, prompt: Prompt, longest: int, draws: torch.Generator, pieces: Detokenizer, ends: Collection[int]
     ) -> None:
         self.prompt, self.draws = prompt, draws
         self.is_cut = len(prompt.ids) > longest
@@ -165,7 +165,7 @@ class TextWriter:
                 raise PlanError(f"text {number} of turn {item.turn} goes on before it has begun")
             prompt = self._prompts[number]
             ends = self._answer_ends if prompt.is_conversation else self._ends
-            pieces = TextPieces(self._tokenizer, prompt.ids, ends.stops)
+            pieces = Detokenizer(self._tokenizer, prompt.ids, ends.stops)
             self._open[key] = OpenText(prompt, self._longest, seeded(self._how.seed, number), pieces, ends.tokens)
         return self._open[key]
 

@@ -30,7 +30,7 @@ import torch
 
 from edge.data.chat_template import ChatTemplate
 from edge.data.conversations import Conversations
-from edge.data.text_pieces import TextPieces
+from edge.data.detokenizer import Detokenizer
 from edge.data.tokens import load_tokenizer
 from edge.machine.libraries import load_libraries
 from edge.runtime.inference import Sampling, WholeModel, ends_of_text, next_tokens
@@ -132,7 +132,7 @@ class HarnessModel:
             raise DataError(f"a task draws with temperature {how.temperature:g}; it has to be at least 0")
         ids = (self._encode(context) or [self._begin()])[count - longest :]
         # lm-eval decodes an answer alone: some tokenizers drop the blank at its front
-        pieces, text = TextPieces(self._tokenizer, (), [until] if isinstance(until, str) else until), ""
+        pieces, text = Detokenizer(self._tokenizer, (), [until] if isinstance(until, str) else until), ""
         for token in next_tokens(ids, self._model.next_logits, how, ends=self._ends, longest=longest, row=number):
             text += pieces.add(token)
             if pieces.is_ended:

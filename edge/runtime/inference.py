@@ -26,9 +26,9 @@ from typing import Any, Final, NamedTuple, TextIO
 import torch
 
 from edge.data.dataset import SOURCES
+from edge.data.detokenizer import Detokenizer, Ends, ends_with
 from edge.data.images import ImageExamples
 from edge.data.prompts import Prompt, PromptReader
-from edge.data.text_pieces import Ends, TextPieces, ends_with
 from edge.data.tokens import IGNORED, Batch, RowFaultError, Text, check_ids
 from edge.machine.libraries import load_libraries
 from edge.model.frozen_weights import FrozenFiles
@@ -465,7 +465,7 @@ class Texts(Predictor):
             raise DataError(f"row {row + 1} has no token to go on from; give it a text")
         how, longest, num_tokens = self._sampling, self._model.longest, 0
         self.cut_rows += len(ids) > longest
-        pieces, said = TextPieces(self._tokenizer, ids, ends.stops), ""
+        pieces, said = Detokenizer(self._tokenizer, ids, ends.stops), ""
         self._model.forget()
         for token in next_tokens(ids, self._model.next_logits, how, ends=ends.tokens, longest=longest, row=row):
             said, num_tokens = said + pieces.add(token), num_tokens + 1

@@ -35,7 +35,7 @@ from typing import Any, Final, TextIO
 
 import torch
 
-from edge.data.text_pieces import Ends, TextPieces
+from edge.data.detokenizer import Detokenizer, Ends
 from edge.data.tokens import RowFaultError, load_tokenizer, prompt_ids
 from edge.machine.libraries import load_libraries
 from edge.runtime.answer_ends import answer_ends, conversations_of
@@ -101,7 +101,7 @@ class TextModel:
         room = self._longest - len(ids)
         yield {"began": {"prompt_tokens": len(ids), "forgotten": forgotten}}
         how = self._how(request, room)
-        pieces, num_tokens, why = TextPieces(self._tokenizer, ids, ends.stops), 0, "end"
+        pieces, num_tokens, why = Detokenizer(self._tokenizer, ids, ends.stops), 0, "end"
         end_s = time.monotonic() + request.get("seconds", math.inf)
         for _ in self._model.read(ids, _AT_ONCE):
             yield {"piece": ""}

@@ -317,7 +317,7 @@ In a temporary folder that this process has made
     coordinator/api/text_process.py: LineProcess.__init__, command_of
     coordinator/api/predict.py: _sample
     coordinator/api/evaluation.py: _invitation
-    edge/profiler/works.py: folder_in
+    edge/profiler/benchmark.py: folder_in
     edge/model/merge.py: merge_run, sum_run
     proto/generate.py: generate
 The file that the user has named for this; rows, or a job that is there, are refused before

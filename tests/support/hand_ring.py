@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from edge.data.dataset import OwnerDataset
-from edge.profiler.works import Bench
+from edge.profiler.benchmark import Bench
 from edge.runtime.executor import NodeExecutor
 from ringtune.costs.model_facts import model_facts
 from ringtune.job.job import Job, parse_job

@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def use(device: str) -> None:
     """Let executors, and benches of the profiler, be on a device where none is named."""
-    from edge.profiler.works import Bench
+    from edge.profiler.benchmark import Bench
     from edge.runtime.executor import NodeExecutor
 
     for made in (NodeExecutor, Bench):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edge.profiler import works
-from edge.profiler.works import Bench, uneven_mask
+from edge.profiler import benchmark
+from edge.profiler.benchmark import Bench, uneven_mask
 from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.model_facts import model_facts
 from ringtune.job.job import Job
@@ -75,7 +75,7 @@ def test_graphs_of_scores_keep_at_most_what_is_counted(
 ) -> None:
     """Linear layers whose weights get a gradient keep their inputs, each once; own weights that train do so anyway."""
     chosen = Choice(policy="two-stage", subnets=2, capacities=(_CAPACITY,), backward_score="fisher")
-    monkeypatch.setattr(works, "_any_table", lambda subnets: chosen)
+    monkeypatch.setattr(benchmark, "_any_table", lambda subnets: chosen)
     folder, job = wide_model(tmp_path, model_type, adapter)
     facts = model_facts(folder, job)
     bench = make_bench(folder, job, subnets=2)

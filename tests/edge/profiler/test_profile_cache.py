@@ -14,9 +14,9 @@ from edge.agent import torch_backend
 from edge.checkpoint.state_folder import CACHE_FILE
 from edge.data.dataset import MeanTokens
 from edge.options import AgentOptions
-from edge.profiler import works
+from edge.profiler import benchmark
+from edge.profiler.benchmark import Bench
 from edge.profiler.timing import KEPT_ENTRIES, LONGEST_AGE_S, MeasuredWork, ProfileCache, TimingRequest
-from edge.profiler.works import Bench
 from ringtune.costs.measurement import job_shape
 from ringtune.costs.memory_sizes import CONTEXT_BYTES
 from ringtune.costs.profile import NodeFacts, Work, WorkTime
@@ -90,8 +90,8 @@ class Counted:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = self.built = 0
         monkeypatch.setattr(Bench, "measure", self._measure)
-        monkeypatch.setattr(works, "NodeExecutor", self._build)
-        monkeypatch.setattr(works.HelperBench, "is_possible", lambda *_: False)
+        monkeypatch.setattr(benchmark, "NodeExecutor", self._build)
+        monkeypatch.setattr(benchmark.HelperBench, "is_possible", lambda *_: False)
 
     def _build(self, *_: Any, **__: Any) -> None:
         self.built += 1

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from edge.data.text_pieces import Ends, TextPieces, ends_with
+from edge.data.detokenizer import Detokenizer, Ends, ends_with
 from edge.data.tokens import load_tokenizer
 from tests.support import chat_models
 
@@ -59,7 +59,7 @@ def test_pieces_are_whole_characters_and_together_the_text(tokenizer: Any) -> No
         if ids[: len(prompt)] != prompt or (place and tokenizer.decode(prompt) != TEXT[:place]):
             continue
         num_prompts += 1
-        pieces = TextPieces(tokenizer, prompt)
+        pieces = Detokenizer(tokenizer, prompt)
         found = [pieces.add(token) for token in ids[len(prompt) :]]
         assert pieces.end() == "" and "\ufffd" not in "".join(found)
         assert "".join(found) == tokenizer.decode(ids)[len(tokenizer.decode(prompt)) :]
@@ -73,7 +73,7 @@ def test_a_special_token_within_a_text_takes_no_blank_from_the_next() -> None:
     (end,), (word,) = (tokenizer.convert_tokens_to_ids([token]) for token in ("</s>", "▁yes"))
     for ends in ([end], [end, end]):
         ids = [word, *ends, word, word, *ends, word]
-        pieces = TextPieces(tokenizer, [])
+        pieces = Detokenizer(tokenizer, [])
         assert "".join(map(pieces.add, ids)) == tokenizer.decode(ids, skip_special_tokens=True) == "yes yes yes yes"
 
 
@@ -81,7 +81,7 @@ def test_a_special_token_within_a_text_takes_no_blank_from_the_next() -> None:
 def test_any_tokens_give_their_text_up_to_the_first_stop(ids: list[int], stops: list[str]) -> None:
     """Also bytes that are no characters; nothing behind a stop is given, and nothing before it is lost."""
     tokenizer = of_bytes()
-    pieces, found = TextPieces(tokenizer, [], stops), ""
+    pieces, found = Detokenizer(tokenizer, [], stops), ""
     for token in ids:
         found += pieces.add(token)
         assert not any(stop in found for stop in stops)

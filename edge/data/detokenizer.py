@@ -24,7 +24,7 @@ _PENDING: Final = 2 * _LONGEST
 _INCOMPLETE: Final = "\ufffd"
 
 
-class TextPieces:
+class Detokenizer:
     """The text of tokens behind a prompt, without special tokens.
 
     Args:

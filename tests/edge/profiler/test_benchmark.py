@@ -13,9 +13,9 @@ import torch
 
 from edge.machine.resources import fit_heap, keep_freed_memory, peak_rss_bytes, release_memory, reset_peak, rss_bytes
 from edge.model.slice import BlockRunner
-from edge.profiler import works
+from edge.profiler import benchmark
+from edge.profiler.benchmark import handling_s
 from edge.profiler.timing import Timer
-from edge.profiler.works import handling_s
 from edge.runtime.executor import NodeExecutor
 from edge.runtime.reporter import Reporter
 from ringtune.costs.memory_terms import MemoryEstimate
@@ -54,7 +54,7 @@ def test_handling_that_fails_ends_with_its_error(monkeypatch: pytest.MonkeyPatch
     def run(self: object, action: Action) -> None:
         raise error
 
-    monkeypatch.setattr(works._Idle, "run", run)
+    monkeypatch.setattr(benchmark._Idle, "run", run)
     kind = type(error) if isinstance(error, RingTuneError) else RingTuneError
     with pytest.raises(kind, match=told):
         handling_s(make_plan([("a", 0, 4)], ["a"], num_steps=2), "a", lambda: 0.0)
@@ -232,7 +232,7 @@ def test_measuring_needs_the_graph_of_one_micro_batch(
 ) -> None:
     """Whatever their number; an owner embeds all of a batch, so that it has as many hidden states."""
     needs: list[int] = []
-    monkeypatch.setattr(works, "fit_heap", lambda estimate, _: needs.append(estimate.total_bytes))
+    monkeypatch.setattr(benchmark, "fit_heap", lambda estimate, _: needs.append(estimate.total_bytes))
     for count in (1, 4):
         job = ring.make_job(model_folder, train__batch_size=2 * count, train__microbatches=count)
         rows = ring.make_datasets(job, model_folder, tmp_path, ("a",), num_rows=20)["a"] if is_owner else None
@@ -262,7 +262,7 @@ def test_measuring_takes_no_more_than_its_estimate(tmp_path: Path, monkeypatch: 
         needs.append(estimate.total_bytes)
         fit_heap(estimate, estimate.total_bytes)
 
-    monkeypatch.setattr(works, "fit_heap", fit)
+    monkeypatch.setattr(benchmark, "fit_heap", fit)
     try:
         for shape in (SMALL, LARGE):  # the first one loads the code
             folder = write_llama(tmp_path / str(shape.words), shape)
