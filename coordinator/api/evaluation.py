@@ -86,8 +86,8 @@ def evaluate_alone(run: SavedRun, data: Path | None, *, join_s: float, model: Pa
     check_rows(job.model.task, job.data)
     with using_credentials(None), CoordinatorServer("127.0.0.1:0", lease_s=job.runtime.lease_s) as server:
         try:
-            with _evaluated(run, job, server.address, join_s=join_s, options=[OWN_COORDINATOR]) as (came, _):
-                return _figures(came)
+            with _evaluated(run, job, server.address, join_s=join_s, options=[OWN_COORDINATOR]) as (outcome, _):
+                return _figures(outcome)
         finally:
             server.coordinator.stop("the evaluation is over", _STOP_S)
 
@@ -103,12 +103,12 @@ def evaluate_on_ring(
     job = evaluation_job(run, data)
     if data is None:
         with _free_coordinator(address, insecure=insecure) as client:
-            came = client.evaluate(job, owner="", saved=run.saved, progress=Progress())
-        return _figures(came)
+            outcome = client.evaluate(job, owner="", saved=run.saved, progress=Progress())
+        return _figures(outcome)
     check_rows(job.model.task, job.data)
     options = _guest_options(model, insecure=insecure)
-    with _evaluated(run, job, address, join_s=join_s, insecure=insecure, options=options) as (came, _):
-        return _figures(came)
+    with _evaluated(run, job, address, join_s=join_s, insecure=insecure, options=options) as (outcome, _):
+        return _figures(outcome)
 
 
 def _guest_options(model: Path | None, *, insecure: bool) -> list[str]:
@@ -167,8 +167,8 @@ def in_order(texts: BinaryIO) -> Iterator[dict[str, Any]]:
             yield json.loads(texts.readline())
 
 
-def _figures(came: Outcome) -> dict[str, Any]:
-    evaluation = came.report.get("eval")
+def _figures(outcome: Outcome) -> dict[str, Any]:
+    evaluation = outcome.report.get("eval")
     if not isinstance(evaluation, dict) or "count" not in evaluation:
         raise IntegrityError("the coordinator sent no evaluation; use one version on all machines")
     return evaluation
@@ -197,10 +197,10 @@ def _evaluated(
     ):
         _await_member(client, owner, ended, join_s)
         try:
-            came = client.evaluate(job, owner=owner, saved=run.saved, progress=Progress())
+            outcome = client.evaluate(job, owner=owner, saved=run.saved, progress=Progress())
         except RingTuneError as error:
             raise (ended or [error])[0] from error
-        yield came, Path(name) / "states"
+        yield outcome, Path(name) / "states"
 
 
 def _invitation(client: Client, node: str, file: Path) -> list[str]:

@@ -245,9 +245,9 @@ def _fetch(file: HubFile, path: Path, get: Get) -> None:
             digest.update(piece)
             sink.write(piece)
     if size_bytes != file.size_bytes or digest.hexdigest() != file.digest:
-        came = f"{'more than ' * (size_bytes > file.size_bytes)}{min(size_bytes, file.size_bytes):,}"
+        received = f"{'more than ' * (size_bytes > file.size_bytes)}{min(size_bytes, file.size_bytes):,}"
         raise IntegrityError(
-            f"{file.name} arrived with {came} bytes and another digest than in the hub's listing "
+            f"{file.name} arrived with {received} bytes and another digest than in the hub's listing "
             f"({file.size_bytes:,} bytes); nothing of it is used, try again"
         )
     rename_durably(part, path)
@@ -255,13 +255,15 @@ def _fetch(file: HubFile, path: Path, get: Get) -> None:
 
 def _hurried(pieces: Iterable[bytes], name: str) -> Iterator[bytes]:
     """Pass pieces on while enough bytes arrive."""
-    began_s, came = time.monotonic(), 0
+    began_s, arrived = time.monotonic(), 0
     for piece in pieces:
-        came += len(piece)
+        arrived += len(piece)
         if time.monotonic() - began_s > WINDOW_S:
-            if came < MIN_BYTES:
-                raise DeadlineError(f"{name}: {came:,} bytes arrived in {WINDOW_S:g} s, which is too slow; try again")
-            began_s, came = time.monotonic(), 0
+            if arrived < MIN_BYTES:
+                raise DeadlineError(
+                    f"{name}: {arrived:,} bytes arrived in {WINDOW_S:g} s, which is too slow; try again"
+                )
+            began_s, arrived = time.monotonic(), 0
         yield piece
 
 

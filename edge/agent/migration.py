@@ -302,20 +302,20 @@ class AgentMigration:
         if active is not None and active.run_id != run_id:
             raise FrameError(f"node {node} has run {active.run_id}, not run {run_id}; prepare it first")
         plan, job = Plan.from_json(read_object(plan_json, "the received plan")), agent.job_of(run_id, job_toml)
-        came = 0
+        received_bytes = 0
         if agent.models is not None:
             before = agent.models.fetched_bytes
             job = agent.models.for_run(run_id, job, plan, timeout_s=timeout_s)
-            came = agent.models.fetched_bytes - before
+            received_bytes = agent.models.fetched_bytes - before
         piece = plan.slice_of(node)
         ahead_bytes = read_ahead(Path(job.model.path), range(piece.start, piece.stop))
         _LOG.info(
             "run %s: next blocks %s, %s fetched, %s read ahead",
             run_id,
             piece.text,
-            *map(format_bytes, (came, ahead_bytes)),
+            *map(format_bytes, (received_bytes, ahead_bytes)),
         )
-        return came
+        return received_bytes
 
     def move(self, to: NextPlacement, *, timeout_s: float) -> tuple[int, int]:
         """Build the slice of another placement with the trained state; a node without a part in it only stops.

@@ -266,8 +266,8 @@ def load_auxiliary(model: nn.Module, folder: str | Path) -> nn.Module:
         except (AttributeError, ValueError) as error:  # of a block that lacks a matrix
             raise IntegrityError(f"{where}: {error}; take the base model, a {facts.model_type}") from error
         targets = {name: value for name, value in base.state_dict().items() if f".{facts.name}." in f".{name}"}
-        came, needed = ({name: value.shape for name, value in some.items()} for some in (state, targets))
-        if odd := sorted(dict(came.items() ^ needed.items())):
+        stored, needed = ({name: value.shape for name, value in some.items()} for some in (state, targets))
+        if odd := sorted(dict(stored.items() ^ needed.items())):
             raise IntegrityError(
                 f"{where} and this model differ in {odd[0]}; copy the run's folder again, and take the base model, a "
                 f"{facts.model_type}"

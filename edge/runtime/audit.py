@@ -757,8 +757,8 @@ class NodeAudit:
         The host is to blame, unless it has other tags of what its neighbours hand in.
         """
         repeated = Repeated.under(self._plan.course, given)
-        came = {tensor_name(key) for key in tensors}
-        repeated.results |= {name: RepeatResult("", 1.0) for name in given.keys() - came - {TAG_KEY}}
+        received = {tensor_name(key) for key in tensors}
+        repeated.results |= {name: RepeatResult("", 1.0) for name in given.keys() - received - {TAG_KEY}}
         repeated.differing |= {exchange.key: torch.empty(0) for exchange in exchanges if not exchange.comes}
         for key, exchanged in tensors.items():
             repeated.note(key, *exchanged)

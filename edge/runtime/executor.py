@@ -649,7 +649,7 @@ class Replica:
         self._course, self._piece, self._hosted = plan.course, plan.slice_of(node), hosted
         self._names = replicas(plan.placement, node)
         self._rank = self._names.index(node) if self._names else 0
-        self._came: dict[TensorKey, Grads] = {}
+        self._received: dict[TensorKey, Grads] = {}
 
     def grads(self, key: TensorKey, entry: OpenItem) -> Pieces:
         """Return the gradients of this host's micro-batches of an item as one safetensors file; they stay unchanged.
@@ -663,7 +663,7 @@ class Replica:
     def put(self, key: TensorKey, data: Pieces, entry: OpenItem) -> None:
         """Keep the gradients of another host; raises ``IntegrityError`` or ``DivergedError``."""
         where = f"the gradients of item {key.seq} from node {self._names[key.micro]}"
-        self._came[key] = read_grads(data, self._parameters(key, entry), where=where)
+        self._received[key] = read_grads(data, self._parameters(key, entry), where=where)
 
     def complete(self, action: Action, entry: OpenItem) -> None:
         """Sum the gradients of an update over all copies or replicas, and refuse those that are not finite.
@@ -697,8 +697,8 @@ class Replica:
         """
         if not self._names:
             return
-        keys = [key for key in self._came if (key.seq, key.boundary) == (update.seq, update.start)]
-        ranks = {key.micro: self._came.pop(key) for key in keys}
+        keys = [key for key in self._received if (key.seq, key.boundary) == (update.seq, update.start)]
+        ranks = {key.micro: self._received.pop(key) for key in keys}
         for name, parameter in self._hosted.blocks.parameters(update.start, update.stop).items():
             total = None
             for rank in range(len(self._names)):

@@ -230,7 +230,7 @@ def _fetch_tensors(cache: ModelCache, tensors: Sequence[TensorEntry], peers: Sou
     first: dict[str, CheckedFile] = {}
     for file in missing:
         first.setdefault(file.sha256, file)
-    came = _complete(cache, list(first.values()), peers, fetch)
+    received_bytes = _complete(cache, list(first.values()), peers, fetch)
     for file in missing:
         if first[file.sha256] is not file:
             for data in first[file.sha256].content():
@@ -241,10 +241,10 @@ def _fetch_tensors(cache: ModelCache, tensors: Sequence[TensorEntry], peers: Sou
         fetch.run_id,
         len(tensors) - len(missing),
         len(tensors),
-        format_bytes(came),
+        format_bytes(received_bytes),
         time.monotonic() - start_s,
     )
-    return came
+    return received_bytes
 
 
 def _complete(cache: ModelCache, missing: Sequence[CheckedFile], peers: Sources, fetch: PendingFetch) -> int:
@@ -315,18 +315,18 @@ class Sources:
 
         Raises as ``SourceRotation.after``, ``DeadlineError``, or ``InterruptedRunError`` after a release of the run.
         """
-        came = 0
+        received_bytes = 0
         sources = SourceRotation(self.addresses)
         for file in files:
             _finish_if_whole(file)
         while missing := [file for file in files if not file.path.is_file()][:_MAX_PIECES]:
             what = f"{missing[0].what} and {len(missing) - 1} more"
             request.check(what)
-            address, before = sources.address, came
+            address, before = sources.address, received_bytes
             error: RingTuneError | None = None
             try:
                 for got in self._stream(address, missing, request):
-                    came += got
+                    received_bytes += got
             except _CALL_ERRORS as raised:
                 request.check(what)
                 error = _as_error(raised, address)
@@ -334,8 +334,8 @@ class Sources:
                     for file in files:  # with bytes of this source, which sent a wrong digest
                         if address in file.origins and not file.path.is_file():
                             file.discard()
-            request.stop.wait(sources.after(error, what=what, is_further=came > before))
-        return came
+            request.stop.wait(sources.after(error, what=what, is_further=received_bytes > before))
+        return received_bytes
 
     def fetch_whole(self, file: CheckedFile, fetch: PendingFetch) -> None:
         """Fetch a file of unknown size, which is whole when a stream has ended; raises ``RingTuneError``."""

@@ -193,7 +193,7 @@ class OffloadRunner:
         self._fitted = [(models, PairWire(wire, models.inputs(projected), seed=seed)) for models in parts.helped]
         self._shipped: dict[TensorKey, tuple[Mapping[str, torch.Tensor], Mapping[str, str]]] = {}
         self._file: StateFile | None = None
-        self._came: dict[TensorKey, Mapping[str, torch.Tensor]] = {}
+        self._received: dict[TensorKey, Mapping[str, torch.Tensor]] = {}
         self._by_user: UserBlockRunner | None = None
         if parts.sets is not None and parts.captures is not None:
             runners = {user: runner for kind, runner in kinds.items() for user in kind.users}
@@ -363,7 +363,7 @@ class OffloadRunner:
         if helper is None:
             return False
         with sent_by(helper.node):
-            self._install(action, self._came.pop(weights_key(action)), helper.node)
+            self._install(action, self._received.pop(weights_key(action)), helper.node)
         return True
 
     def _install(self, action: Action, weights: Mapping[str, torch.Tensor], helper: str) -> None:
@@ -415,7 +415,7 @@ class OffloadRunner:
         models, wire = self._models_of(action.start)
         key = TensorKey(Payload.PAIRS, action.seq, action.micro, action.start)
         with sent_by(self._placement.host_of(action.start)):
-            sent = self._came.pop(key)
+            sent = self._received.pop(key)
             rows = microbatch_rows(self._course, entry.item)[action.micro]
             most = _MOST_TIMES * rows * self._course.max_length * models.values_per_token
             if (came := wire.num_values(sent)) > most:
@@ -463,7 +463,7 @@ class OffloadRunner:
         """Keep received pairs or weights until their action; raises ``IntegrityError`` or ``DivergedError``."""
         tensors = from_file(data, self._metadata(key, step), where=_what(key), device=self._parts.device)
         _require_finite(tensors, key)
-        self._came[key] = tensors
+        self._received[key] = tensors
 
     def _metadata(self, key: TensorKey, step: int) -> dict[str, str]:
         metadata = _metadata(key)

@@ -120,8 +120,8 @@ def write_files(
             _require_room(folder)
             yield chunk
 
-    came = write_any_files(with_room(), folder, names=names, max_bytes=max_bytes, source=source)
-    missing = sorted(set(names) - came.keys())
+    written = write_any_files(with_room(), folder, names=names, max_bytes=max_bytes, source=source)
+    missing = sorted(set(names) - written.keys())
     if missing:
         raise IntegrityError(f"{source} did not send {', '.join(missing)}; {_ONE_VERSION}")
 
@@ -141,17 +141,17 @@ def write_any_files(
     chunks: Iterable[control_pb2.FileChunk], folder: Path, *, names: Collection[str], max_bytes: int, source: str
 ) -> dict[str, Path]:
     """Write files to an empty folder; raises ``IntegrityError`` or ``StorageError``."""
-    came: dict[str, Path] = {}
+    written: dict[str, Path] = {}
     pending, left_bytes = iter(chunks), max_bytes
     try:
         for first in pending:
             path = first.path
-            if path not in names or path in came:
+            if path not in names or path in written:
                 raise IntegrityError(f"{source} sent a file {path!r} that was not expected; {_ONE_VERSION}")
-            came[path] = folder / path
+            written[path] = folder / path
             if "/" in path:
-                came[path].parent.mkdir(parents=True, exist_ok=True)
-            with came[path].open("xb") as file:
+                written[path].parent.mkdir(parents=True, exist_ok=True)
+            with written[path].open("xb") as file:
                 joiner = FileJoiner(path, file, source=source)
                 for chunk in itertools.chain([first], pending):
                     if chunk.path != path:
@@ -166,4 +166,4 @@ def write_any_files(
                     raise IntegrityError(f"{path} from {source} is not complete; try again")
     except OSError as error:
         raise StorageError(f"can't write the files that {source} sent: {error.strerror}; make room") from error
-    return came
+    return written

@@ -99,24 +99,24 @@ class CopyComparison:
         owed = {name: expected for name in self._plan.nodes if (expected := compared_at(self._plan, turn, name))}
         if node not in owed:
             return
-        came = self._found.setdefault(turn.index, {})
-        came[node] = tuple(sorted(digests))
-        if len(came) < len(owed):
+        reported = self._found.setdefault(turn.index, {})
+        reported[node] = tuple(sorted(digests))
+        if len(reported) < len(owed):
             return
         del self._found[turn.index]
-        if not any(came.values()):
+        if not any(reported.values()):
             return
         seqs: dict[int, int] = {}
         for name, expected in owed.items():
-            _check(name, turn, came[name], owed=tuple(sorted(expected)))
+            _check(name, turn, reported[name], owed=tuple(sorted(expected)))
             seqs |= expected
         for unit, seq in seqs.items():
-            self._compare(unit, turn.first_step + seq - turn.first_seq + 1, came)
+            self._compare(unit, turn.first_step + seq - turn.first_seq + 1, reported)
 
-    def _compare(self, unit: int, step: int, came: dict[str, tuple[CopyDigest, ...]]) -> None:
+    def _compare(self, unit: int, step: int, reported: dict[str, tuple[CopyDigest, ...]]) -> None:
         nodes_of: dict[str, list[str]] = {}
-        for node in sorted(came):
-            if (digest := dict(came[node]).get(unit)) is not None:
+        for node in sorted(reported):
+            if (digest := dict(reported[node]).get(unit)) is not None:
                 nodes_of.setdefault(digest, []).append(node)
         if len(nodes_of) > 1:
             head = self._plan.course.head

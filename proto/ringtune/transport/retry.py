@@ -147,15 +147,15 @@ class AttemptTerms(NamedTuple):
     @classmethod
     def read(cls, metadata: Iterable[tuple[str, Any]] | None) -> AttemptTerms | None:
         """Decode from metadata; None without valid terms."""
-        came = {name: value for name, value in metadata or () if isinstance(value, str)}
-        key = came.get(_CALL, "")
+        values = {name: value for name, value in metadata or () if isinstance(value, str)}
+        key = values.get(_CALL, "")
         try:
-            hold_s, work_s = float(came.get(_HOLD, "nan")), float(came.get(_FOR, "nan"))
+            hold_s, work_s = float(values.get(_HOLD, "nan")), float(values.get(_FOR, "nan"))
         except ValueError:
             return None
         if not 0 < len(key) <= _MAX_KEY or not math.isfinite(hold_s) or not math.isfinite(work_s):
             return None
-        return cls(key, min(max(0.0, hold_s), _LONGEST_HOLD_S), max(0.0, work_s), came.get(_AGAIN) == "1")
+        return cls(key, min(max(0.0, hold_s), _LONGEST_HOLD_S), max(0.0, work_s), values.get(_AGAIN) == "1")
 
 
 def is_at_work(error: grpc.RpcError) -> bool:
