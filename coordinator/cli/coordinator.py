@@ -352,9 +352,8 @@ def coordinator(
                 announced.enter_context(
                     announcing(server.address, asked=announces, authority_sha256=authority, say=progress.note)
                 )
-                announces = (
-                    None if announces else announces
-                )  # a problem of a later announcement is told, and ends nothing
+                if announces:  # a problem of a later announcement is told, and ends nothing
+                    announces = None
             if ending.wait():
                 break
             server.coordinator.report_lost_members()

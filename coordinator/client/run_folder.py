@@ -465,7 +465,7 @@ def holds_run(names: Collection[str]) -> bool:
 
 
 def require_no_run(folder: Path, names: Sequence[str], *, replace: bool) -> None:
-    """Refuse a folder with files of a run (``own``), unless they may be replaced.
+    """Refuse a folder with files of a run (``names``), unless they may be replaced.
 
     Raises ``UsageError``: they may not be replaced.
     """

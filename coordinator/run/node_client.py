@@ -43,7 +43,7 @@ from ringtune.schedule.turns import Turn
 from ringtune.storage.chunks import cut_pieces, in_time, write_any_files
 from ringtune.storage.pieces import FilePieces, Pieces
 from ringtune.storage.strict import read_object
-from ringtune.transport.channels import open_channel
+from ringtune.transport.channels import Workers, open_channel
 from ringtune.transport.codecs import GrantWriter
 from ringtune.transport.parties import node_party
 from ringtune.transport.retry import RetriedCall, RetryState
@@ -224,7 +224,7 @@ class AgentCalls:
         self._channel = open_channel(address, peer=node_party(node))
         self._stub = control_pb2_grpc.AgentStub(self._channel)
         self._weights = weights_pb2_grpc.WeightsStub(self._channel)  # made of a closed channel it ends the process
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"calls-{node}")
+        self._worker = Workers(1, f"calls-{node}")  # takes a release also at the end of the process
         self._lock = threading.Lock()
         self._call: Any = None
         self._cancelled = threading.Event()
@@ -465,7 +465,7 @@ class AgentCalls:
     def close(self) -> None:
         """Cancel all calls and close the connection."""
         self._cancel()
-        self._worker.shutdown(wait=False, cancel_futures=True)
+        self._worker.close(0.0)
         self._channel.close()
 
     # ---- how it is asked --------------------------------------------------------------------------

@@ -66,7 +66,8 @@ def token_loss(
 ) -> TokenLoss:
     """Sum the cross entropy of ``hidden_ND @ table_VD.T`` over the tokens with a target, chunk by chunk.
 
-    ``chunk`` tokens have logits in memory at once. ``cap`` limits them; 0 = none. ``bias_V`` is added.
+    ``chunk`` tokens have logits in memory at once. ``cap`` limits the logits' magnitude; 0 = none. ``bias_V`` is added
+    to them.
     """
     places = (labels_N != IGNORED).nonzero().squeeze(-1)
     wants = [
@@ -231,9 +232,8 @@ def _of_classes(head_type: str, counted: str = "") -> Task:
         loss = nn.functional.cross_entropy(logits_NC, labels_N, ignore_index=IGNORED, reduction="sum")
         predicted = logits.detach().argmax(dim=-1)
         count, correct = _with_label(batch), int((predicted == batch.labels).sum())
-        return HeadCounts(
-            loss, count, (("correct", float(correct)), *(((counted, float(count)),) if counted else ())), predicted
-        )
+        more = {"correct": float(correct), **({counted: float(count)} if counted else {})}
+        return HeadCounts(loss, count, tuple(more.items()), predicted)
 
     return Task(lambda model, labels: model.add_classes(head_type, labels), _with_label, evaluate)
 

@@ -117,7 +117,7 @@ class DiskStateStore(StateStore):
         return self._files[unit].pieces() if unit in self._files else {}
 
     def make_room(self, unit: int, infos: Mapping[str, TensorInfo]) -> bool:
-        """Replace the file of a unit by one for ``wanted``."""
+        """Replace the file of a unit by one for ``infos``."""
         self._mapped.discard(unit)
         self._ahead.discard(unit)
         file = self._files.pop(unit, None)

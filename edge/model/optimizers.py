@@ -166,7 +166,7 @@ class UnitOptimizers:
         return state
 
     def make_room(self, infos: Mapping[str, TensorInfo]) -> None:
-        """Make room for exactly the state ``wanted``, as ``name/key``; a tensor of the same dtype and shape stays."""
+        """Make room for exactly the state ``infos``, as ``name/key``; a tensor of the same dtype and shape stays."""
         for unit in self.units:
             of_unit = {full: info for full, info in infos.items() if self._unit_of[full.rpartition("/")[0]] == unit}
             if not self._keeper.make_room(unit, of_unit):

@@ -32,7 +32,7 @@ TENSOR = round(FULL * PLAN.course.hidden_size * 4)
 def ledger(*, optimizer: str = "sgd", dtype: str = "float32", embedding_bytes: float | None = None) -> MemoryLedger:
     """Accounts of the plan's nodes."""
     profile = profile_of(PLAN)
-    items = Items(CourseCosts(PLAN.course, profile))
+    items = Items(CourseCosts.of(PLAN, profile))
     items.granted(next(turn_sequence(PLAN.course)))
     return MemoryLedger(PLAN, profile.by_name, items, MemorySettings(optimizer, dtype), embedding_bytes=embedding_bytes)
 
@@ -96,6 +96,16 @@ def test_ledger_holds_a_hidden_state_from_its_arrival_until_it_is_sent() -> None
     for micro in (0, 1):
         left(found, "b", Payload.HIDDEN, micro)
     assert found.now_bytes["b"] == HOST
+
+
+def test_ledger_holds_gradients_of_another_host_of_the_stage_until_they_are_added_up() -> None:
+    """Those of the adapters of all blocks of the slice from the boundary on; the other host gives a copy of its own."""
+    found, key = ledger(), TensorKey(Payload.REPLICA_GRAD, 0, 1, 2)
+    before = found.now_bytes
+    found.arrived(key, "a", "b", 1.0)
+    assert found.now_bytes == {**before, "b": HOST + 2 * ADAPTER}
+    found.accepted("b", key)
+    assert found.now_bytes == before and found.peak_bytes["b"] == HOST + 2 * ADAPTER
 
 
 def test_ledger_keeps_graphs_with_their_input_until_their_backward() -> None:

@@ -190,7 +190,7 @@ class Resume:
         return Resume(plan=Plan.from_json(plan), manifests=parsed, lengths=lengths)
 
     def __post_init__(self) -> None:
-        """Refuse no checkpoint, with ``UsageError``: it names the run."""
+        """Refuse an empty list of checkpoints: the newest one names the run; raises ``UsageError``."""
         if not self.manifests:
             raise UsageError("there is no checkpoint to resume from; start the run without --resume")
 

@@ -48,6 +48,7 @@ class Node(control_pb2_grpc.AgentServicer):
     def __init__(self, answers: Sequence[grpc.StatusCode | RingTuneError | None]) -> None:
         self._answers = iter(answers)
         self.loaded = 0
+        self.released: list[str] = []
         self.grants: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
         self.moves: queue.SimpleQueue[int] = queue.SimpleQueue()
 
@@ -110,6 +111,11 @@ class Node(control_pb2_grpc.AgentServicer):
         """Keep nothing."""
         return control_pb2.RestReply()
 
+    def Release(self, request: control_pb2.ReleaseRequest, context: grpc.ServicerContext) -> control_pb2.Empty:
+        """Remember why."""
+        self.released.append(request.reason)
+        return control_pb2.Empty()
+
 
 def wait_for(event: threading.Event) -> None:
     """Wait until somebody sets the event."""
@@ -144,6 +150,14 @@ def test_node_that_answers_lives_also_one_of_an_older_build(monkeypatch: pytest.
         gone.ask_alive(heard.put)
         assert not heard.get(timeout=WAIT_S)
         gone.close()
+
+
+def test_node_is_released_also_at_the_end_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread of a run may release nodes when the main thread has ended, and Python's executors take nothing."""
+    monkeypatch.setattr("concurrent.futures.thread._shutdown", True)
+    with calls_to(node := Node([])) as (calls, _):
+        calls.release("the coordinator ends").result(WAIT_S)
+        assert node.released == ["the coordinator ends"]
 
 
 def test_result_may_take_as_long_as_it_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from coordinator.client.submit import Client
 from coordinator.run.driver import Driver, Participants, StatusBoard
+from coordinator.run.members import Member
 from coordinator.run.requests import RunRequest
 from coordinator.screen.listing import status_json, status_lines
 from coordinator.screen.progress import Progress
@@ -261,3 +263,34 @@ def test_run_passes_on_a_drain_that_comes_while_the_next_run_takes_its_place() -
         assert driver.join(CALL_S)
         driver.asking.join(CALL_S)
     assert drained == ["Ctrl-C"]
+
+
+def test_run_that_is_stopped_begins_no_other_and_releases_who_is_not_released() -> None:
+    """A node is released once, and again if it has come back since; a failure beside a stop is the end."""
+    told: list[str] = []
+    begun: list[RingTuneError] = []
+
+    def calls_to(node: str) -> Any:
+        def release(reason: str, *, is_finished: bool = False) -> Future[None]:
+            told.append(f"{node}: {reason}")
+            released = Future[None]()
+            released.set_result(None)
+            return released
+
+        return SimpleNamespace(release=release, close=lambda: None)
+
+    members: Any = SimpleNamespace()
+    participants = Participants("r", members, lease_s=CALL_S)
+    participants.calls |= {node: calls_to(node) for node in "abc"}
+    participants.release("a", "it is lost")
+    participants.release("b", "the plan does not need this node")
+    participants.admit(Member(node="a", address="127.0.0.1:1", instance="another process"), calls_to("a"))
+    failing: Any = SimpleNamespace(
+        drive=lambda: PlanError("it failed"), begin_after=begun.append, finish_files=lambda: None
+    )
+    driver = Driver(participants, failing, on_end=lambda: None)
+    driver.stop("Ctrl-C")
+    driver.start()
+    assert driver.join(CALL_S)
+    assert told == ["a: it is lost", "b: the plan does not need this node", "a: it failed", "c: it failed"]
+    assert not begun

@@ -177,13 +177,19 @@ def test_data_of_columns_that_are_no_names_stay(
 
 
 def test_data_counts_classes_where_that_tells_nobody_a_label(model_folder: Path, tmp_path: Path) -> None:
-    """After the last step only, and of nine rows never, unless whoever hears of it owns the rows."""
+    """After the last step only, and of nine rows never, unless whoever hears of it owns the rows.
+
+    What an evaluation that was broken off has counted is no part of the next run's.
+    """
     job, train = ring.make_job(model_folder), tiny.write_rows(tmp_path / "train.csv", 12, seed=1)
     for eval_rows, hides, counted_at in ((14, True, "end"), (9, True, ""), (9, False, "all")):
         judged = tiny.write_rows(tmp_path / "eval.csv", eval_rows, seed=2)
         dataset = OwnerDataset.load(job, train, judged, tokenizer_folder=model_folder, hides_counts=hides)
         dataset.set_labels(tiny.LABELS)
         course = ring.make_plan(job, {"a": dataset}, {"b": (0, 4)}).course
+        half = dataclasses.replace(_item(StepKind.EVALUATE, 0, 6), step=course.num_steps)
+        dataset.score(course, half, dataset.batch(course, half), torch.zeros(6, dtype=torch.int64))
+        dataset.set_labels(tiny.LABELS)
         for step, is_counted in ((0, counted_at == "all"), (course.num_steps, counted_at != "")):
             told, truths = [], Counter[int]()
             for index, first in enumerate(range(0, eval_rows, 6)):

@@ -107,11 +107,13 @@ def test_loaded_auxiliary_models_compute_what_they_did(saved: Write, model_type:
 
 
 def test_loaded_models_may_differ_by_matrix_and_block(saved: Write) -> None:
-    """Each by its own kind and alpha, of one matrix for query, key and value too."""
+    """Each by its own kind and alpha, of one matrix for query, key and value too; in the model's own dtype."""
     config = "linear[attn_matrices=['q']]|mlp[attn_matrices=['v'],hidden=8,leave_out=[0]]"
     config += "|mlp[selfattn_lora=False,output_lora=True,alpha=3,hidden=4,leave_out=[1]]"
     made = saved("gpt2", config)
     assert torch.equal(outputs_of(load_auxiliary(plain(made.base), made.folder)), made.outputs)
+    narrow = outputs_of(load_auxiliary(plain(made.base).float(), made.folder))
+    assert narrow.dtype is torch.float32 and (narrow - made.outputs).abs().max() < 1e-4
     with pytest.raises(UsageError, match=r"kind 'mlp', and only 'linear' is a matrix"):
         merge_auxiliary(plain(made.base), made.folder)
 
@@ -203,6 +205,8 @@ def test_what_does_not_belong_to_the_model_is_refused(saved: Write, tmp_path: Pa
             load_auxiliary(model, folder)
         assert torch.equal(outputs_of(model), before), message
         assert (_names(model), _hooks(model)) == (modules, hooks), message
+    with pytest.raises(IntegrityError, match=r"adapter.safetensors: .*; take the base model, a bert"):
+        load_auxiliary(plain(saved("gpt2", LINEAR).base), saved("bert", LINEAR).folder)
 
 
 def _names(model: Any) -> list[str]:
