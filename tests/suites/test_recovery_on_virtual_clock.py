@@ -28,7 +28,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import no_replicas
 from tests.features.plans import moving_plan, with_helpers
 from tests.support.choosing import DrawnTables
-from tests.support.moves import moving_at_random, random_placement, random_slices, with_slices
+from tests.support.moves import moving, moving_at_random, random_placement, random_slices, with_slices
 from tests.support.plans import changed, make_plan
 from tests.support.recorded_ring import RecordedResult
 from tests.support.recovering_ring import RecoveringRing
@@ -292,6 +292,31 @@ def disputing(
 
     ring._obey_rounds = dispute  # type: ignore[method-assign]
     return ring.run(), asked
+
+
+@pytest.mark.parametrize(("error", "node"), [("CapacityError", "c"), ("FrameError", "c"), ("FrameError", "a")])
+def test_host_that_neither_moves_nor_goes_back_leaves(error: str, node: str) -> None:
+    """The run has copies of its blocks, and does not end with its error; with that of an owner of rows it does."""
+    pieces = [("a", 0, 2), ("b", 2, 4), ("c", 4, 6)]
+    plan = moving(make_plan(pieces, ["a"], **OWNING), (5, [("a", 0, 3), ("b", 3, 4), ("c", 4, 6)]))
+    ring = ring_of(plan, random.Random(0))
+    obey = ring._obey_rounds
+
+    def refuse(command: rd.Command) -> None:
+        if isinstance(command, rd.Move) and command.node == node and command.from_step is None:
+            failed = rd.MoveFailed(node, command.part.placement.placement_number, error, f"node {node}: no")
+            ring._answer_rounds(node, failed)
+        else:
+            obey(command)
+
+    ring._obey_rounds = refuse  # type: ignore[method-assign]
+    result = ring.run()
+    if plan.owner(node) is not None:
+        assert result.finish == rd.Finish(error, "node a: no") and recoveries(result) == []
+        return
+    assert result.finish == rd.Finish("", "") and [one.lost for one in recoveries(result)] == [(node,)]
+    wanted = [one for one in story(ring_of(plan.at(0), random.Random(0)).run()) if one[0] == "step"]
+    assert [one for one in story(result) if one[0] == "step"] == wanted
 
 
 def test_mover_that_disputes_a_right_copy_leaves_alone() -> None:

@@ -221,6 +221,10 @@ class RunStateMachine:
                 rd.Halted() | rd.PlacementFound() | rd.NoPlacementFound() | rd.Rested() | rd.Moved() | rd.MoveFailed()
             ) if self._recovery:
                 self._on_answer(self._recovery, event)
+            case rd.MoveFailed() if self._goes_back and self._required_migration.fails_to_go_back(event):
+                is_lost = event.error in _UNREACHED and self._dispensable([event.node])
+                error = PeerLostError.__name__ if is_lost else event.error
+                self._go_on_without(rd.NodeFailed(event.node, error, event.message))
             case rd.Rested() | rd.Moved() | rd.MoveFailed():
                 if self.phase == "moving":
                     self._on_moving(self._required_migration.take(event, self._now_s))
