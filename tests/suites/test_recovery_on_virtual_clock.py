@@ -647,6 +647,48 @@ def test_runs_that_recover_with_a_host_that_can_not_reach_another_node_go_on_wit
     assert without >= 1
 
 
+@pytest.mark.parametrize(
+    ("unopened", "leaves"),
+    [
+        ("ac bc ec", "c"),  # c takes no links, and says that it has moved
+        ("bc", "b"),  # nobody knows which end is at fault
+        ("ab", "b"),  # the rows of a are needed
+        ("ab ac ae", "b"),  # and what a says costs one host; then the run ends
+    ],
+)
+def test_host_that_takes_no_links_in_a_recovery_leaves(unopened: str, leaves: str) -> None:
+    """All live, so that nobody misses them: the end leaves with which more nodes have no link, once time is up."""
+    pieces = [("a", 0, 2), ("b", 2, 4), ("c", 4, 6), ("d", 6, 8), ("e", 8, 10)]
+    plan = make_plan(pieces, ["a"], **{**OWNING, "num_blocks": 10})
+    asked, pairs = list[rd.FindPlacement](), unopened.split()
+
+    def place(command: rd.FindPlacement) -> Placement:
+        asked.append(command)
+        living = [node for node in plan.nodes if node not in command.lost]
+        ends = [10 * at // len(living) for at in range(len(living) + 1)]
+        slices = [(node, ends[at], ends[at + 1]) for at, node in enumerate(living)]
+        return changed(Plan(command.part.course, (command.part.placement,)), slices=slices).placement
+
+    ring = ring_of(plan, random.Random(0), place=place, wait_s=300.0)
+    ring.when = lambda what, node: "d" if len(ring.result.logged) > 20 and not ring.lost else None
+    obey = ring._obey_rounds
+
+    def open_links(command: rd.Command) -> None:
+        node, part = (command.node, command.part) if isinstance(command, rd.Move) else ("", plan)
+        number, there = part.placement.placement_number, [pair for pair in pairs if {*pair} <= {*part.nodes}]
+        if lost := next((pair[1] for pair in there if pair[0] == node), ""):
+            ring._answer_rounds(node, rd.MoveFailed(node, number, "ConnectionFailedError", "no link", lost=lost))
+        elif any(pair[1] == node for pair in there):
+            ring._answer_rounds(node, rd.Moved(node, number, 0))
+        else:
+            obey(command)
+
+    ring._obey_rounds = open_links  # type: ignore[method-assign]
+    result = ring.run()
+    assert asked[-1].lost == tuple(sorted(("d", leaves)))
+    assert result.finish is not None and result.finish.error == ("DeadlineError" if "ab ac" in unopened else "")
+
+
 @pytest.mark.parametrize("is_bad", [False, True])
 def test_run_that_has_no_copy_of_the_committed_turn_ends_when_it_has_to_go_back(is_bad: bool) -> None:
     """The hosts of the placement before are lost after a move, and no turn is committed since."""
