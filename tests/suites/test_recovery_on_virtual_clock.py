@@ -689,6 +689,36 @@ def test_host_that_takes_no_links_in_a_recovery_leaves(unopened: str, leaves: st
     assert result.finish is not None and result.finish.error == ("DeadlineError" if "ab ac" in unopened else "")
 
 
+def test_node_that_does_not_open_its_links_anew_costs_no_end_of_the_broken_one() -> None:
+    """Links are opened anew because of others; who says then that it can't leaves itself."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4), ("c", 4, 6), ("d", 6, 8)], ["a"], **{**OWNING, "num_blocks": 8})
+    asked = list[rd.FindPlacement]()
+
+    def place(command: rd.FindPlacement) -> Placement:
+        asked.append(command)
+        return changed(
+            Plan(command.part.course, (command.part.placement,)), slices=[("a", 0, 4), ("b", 4, 8)]
+        ).placement
+
+    ring = ring_of(plan, random.Random(0), place=place, wait_s=300.0)
+    obey, broken = ring._obey_rounds, list[rd.LinkFailed]()
+
+    def when(what: str, node: str) -> None:
+        if len(ring.result.logged) > 20 and not broken:
+            broken.append(ring.lose_link("a", "b"))
+
+    def refuse(command: rd.Command) -> None:
+        if isinstance(command, rd.Move) and command.node == "d" and not asked:
+            number = command.part.placement.placement_number
+            ring._answer_rounds("d", rd.MoveFailed("d", number, "FrameError", "node d: no"))
+        else:
+            obey(command)
+
+    ring.when, ring._obey_rounds = when, refuse  # type: ignore[method-assign]
+    result = ring.run()
+    assert result.finish == rd.Finish("", "") and [one.lost for one in asked] == [("d",)]
+
+
 @pytest.mark.parametrize("is_bad", [False, True])
 def test_run_that_has_no_copy_of_the_committed_turn_ends_when_it_has_to_go_back(is_bad: bool) -> None:
     """The hosts of the placement before are lost after a move, and no turn is committed since."""

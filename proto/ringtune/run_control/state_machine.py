@@ -753,8 +753,9 @@ class RunStateMachine:
                     self._go_on_without(rd.NodeFailed(node, error, message))
                     return
                 is_there = error != PeerLostError.__name__  # else its lease says soon that it is lost
-                if recovery.link and is_there and self._broken_link is not None:
-                    self._lose_an_end(self._broken_link)
+                broken = self._broken_link if recovery.link and is_there else None
+                if broken is not None and node in broken.ends:
+                    self._lose_an_end(broken)
                     return
                 recovery.problem = message  # the node that it misses will be missed by all, or time runs out
                 recovery.stuck[node] = self._unreached_by(event)
