@@ -256,7 +256,9 @@ class RunStateMachine:
             lost = next(itertools.chain(self._recovery.returned, hosts), "")
             if not lost:
                 raise DeadlineError(f"{late}; {RESUME}")
-            self._openings.note_cost(node for node, peer in stuck.items() if peer == lost and self._course.owner(node))
+            accusers = [node for node, peer in stuck.items() if peer == lost]
+            if all(self._course.owner(node) for node in accusers):  # no host says so too
+                self._openings.note_cost(accusers)
             self._on_node_failed(rd.NodeFailed(lost, PeerLostError.__name__, late))
         elif self.phase == "moving":
             self._on_moving(self._required_migration.late(self._now_s))
