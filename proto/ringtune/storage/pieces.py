@@ -133,7 +133,9 @@ class FilePieces(Pieces):
 
     def part(self, start: int, size_bytes: int) -> Pieces:
         """Return a range of the range, which is read alone."""
-        return FilePieces(self._path, self._start + start, max(0, min(size_bytes, self.size_bytes - start)))
+        part = FilePieces(self._path, self._start + start)
+        part.size_bytes = max(0, min(size_bytes, self.size_bytes - start))  # also where the file is shorter by now
+        return part
 
     def _read(self) -> Iterator[bytes]:
         left = self.size_bytes
