@@ -23,8 +23,8 @@ from ringtune.models.folder import CONFIG_FILE, OLD, has_tower, with_old_rope
 from ringtune.models.peft import peft_class
 from ringtune.models.result_files import HEAD_FILE, INTERFACE_FILE, has_trained_head
 from ringtune.models.text_towers import LOADER, is_tower, text_values
+from ringtune.models.tokenizer import read_settings_table
 from ringtune.quantities import format_seconds
-from ringtune.storage.strict import read_json
 
 OURS: Final = "ringtune"
 """Library of an adapter that AdapterHub's does not load."""
@@ -332,9 +332,7 @@ def base_is_tower(run: SavedRun) -> bool:
 def _of_transformers_5(run: SavedRun, base_model: str) -> list[str]:
     """Return how transformers 4 loads a base model with a config of version 5; empty if not needed or not here."""
     path = Path(run.job.model.path) / CONFIG_FILE
-    values = read_json(path) if path.is_file() else {}
-    if not isinstance(values, dict):
-        return []
+    values = read_settings_table(path)
     text = text_values(values, where=str(path))
     if needed := _needs_5(text):
         return needed

@@ -224,7 +224,7 @@ class MigrationDriver:
             if self._recovers and isinstance(error, PeerLostError):  # it does not answer, which is more than a failure
                 self._put(rd.NodeFailed(node, name, str(error)))
             else:
-                self._put(rd.MoveFailed(node, placement_number, name, str(error)))
+                self._put(rd.MoveFailed(node, placement_number, name, str(error), lost=error.peer))
 
         return failed
 

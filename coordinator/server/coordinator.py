@@ -39,7 +39,7 @@ from ringtune.machine.resources import trim_heap
 from ringtune.models.folder import name_of_folder
 from ringtune.models.weights_by_digest import ModelManifest, Offers
 from ringtune.quantities import format_bytes, format_seconds
-from ringtune.storage.pieces import Pieces, StoredPieces
+from ringtune.storage.pieces import FilePieces, Pieces
 from ringtune.texts import printable
 from ringtune.transport.endpoints import require_compatible, require_private
 from ringtune.transport.open_calls import TokenBucket
@@ -416,7 +416,7 @@ class Coordinator:
                 if self.kept is not None:
                     undo.callback(self.kept.remove, run_id)
                     if initial is not None:
-                        initial = StoredPieces(self.kept.initial_file(run_id))  # the received one goes with its call
+                        initial = FilePieces(self.kept.initial_file(run_id))  # the received one goes with its call
                 self.offers.put(run_id, model_folder(job), initial)
                 undo.pop_all()
             model = name_of_folder(PurePath(job.model.path))

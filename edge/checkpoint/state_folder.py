@@ -62,7 +62,7 @@ from ringtune.storage.durable import (
     write_durably,
     write_pieces_durably,
 )
-from ringtune.storage.pieces import FilePieces, Piece, Pieces, StoredPieces
+from ringtune.storage.pieces import FilePieces, Piece, Pieces
 from ringtune.storage.strict import read_object
 from ringtune.storage.tensor_files import TensorFile, TensorPieces
 from ringtune.techniques.generation import TEXTS
@@ -333,12 +333,12 @@ class RunShards:
         try:
             if self.folder.is_symlink() or ((path.is_symlink() or path.exists()) and not is_plain_file(path)):
                 raise IntegrityError(f"node {self.node}: shard {path} is damaged (a link or folder is in its place)")
-            content, digest = StoredPieces(path), FilePieces(path).sha256()
-        except FileNotFoundError as error:
-            raise IntegrityError(f"node {self.node} has no shard {path}") from error
+            if not path.exists():
+                raise IntegrityError(f"node {self.node} has no shard {path}")
+            content = FilePieces(path)
         except OSError as error:
             raise IntegrityError(f"node {self.node} can't read its shard {path}: {error.strerror}") from error
-        if digest != sha256:
+        if content.sha256() != sha256:
             raise IntegrityError(f"node {self.node}: shard {path} is damaged (its digest differs)")
         return content
 
@@ -386,7 +386,7 @@ class RunShards:
         try:
             digests = read_object(self._best_index(step).read_text(encoding="utf-8"), str(self._best_index(step)))
             for name, digest in digests.items():
-                contents[name] = content = StoredPieces(self._best_path(step, name))
+                contents[name] = content = FilePieces(self._best_path(step, name))
                 if content.sha256() != digest:
                     raise IntegrityError(f"{self._best_path(step, name)} is damaged (its digest differs)")
         except (OSError, UnicodeDecodeError) as error:
@@ -476,7 +476,7 @@ class RunShards:
         return TensorFile(self._content(file), where=str(file.path))
 
     def _content(self, file: _File) -> Pieces:
-        content = StoredPieces(file.path)
+        content = FilePieces(file.path)
         if content.sha256() != file.sha256:
             raise IntegrityError(f"{file.path} is damaged (its digest differs), so it is not used")
         return content

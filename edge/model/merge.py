@@ -167,10 +167,7 @@ def summed_files(folders: Sequence[Path], names: Sequence[str], *, is_own: Calla
 
 def opened(path: Path) -> TensorFile:
     """Open the tensors of an adapter; raises ``IntegrityError``."""
-    try:
-        return TensorFile(FilePieces(path), where=str(path))
-    except OSError as error:
-        raise IntegrityError(f"{path} can't be read ({error}); copy the run's folder again") from error
+    return TensorFile(FilePieces(path), where=str(path))
 
 
 def _summed(files: Sequence[TensorFile], folders: Sequence[Path], is_own: Callable[[int], bool]) -> Pieces:

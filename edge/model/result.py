@@ -432,12 +432,9 @@ def load_initial(skeleton: Skeleton, path: Path, *, head_of: tuple[str, Sequence
 
 def _load(path: Path, targets: Mapping[str, torch.Tensor], is_own: Callable[[str], bool]) -> None:
     """Read every target from a file, whose tensors of this node have to be these."""
-    try:
-        file = TensorFile(FilePieces(path), where=path.name)
-        _check_names(path.name, set(filter(is_own, file.infos)), targets)
-        _fill_all(path.name, file, targets)
-    except OSError as error:
-        raise IntegrityError(f"{path.name} can't be read ({error}); copy the run's folder again") from error
+    file = TensorFile(FilePieces(path), where=path.name)
+    _check_names(path.name, set(filter(is_own, file.infos)), targets)
+    _fill_all(path.name, file, targets)
 
 
 def _fill_all(where: str, file: TensorFile, targets: Mapping[str, torch.Tensor]) -> None:

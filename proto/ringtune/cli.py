@@ -151,10 +151,11 @@ class LazyGroup(TyperGroup):
         except TyperException as error:  # an unknown option or command, a value of the wrong type
             command = " ".join(filter(None, (ctx.command_path, ctx.invoked_subcommand)))
             _refuse(error, command)
-        except OSError as error:
-            if error.errno not in _NO_PATH or error.filename is None:
+        except (OSError, RuntimeError) as error:  # pathlib makes the second one of a loop of links
+            cause = error if isinstance(error, OSError) else error.__context__
+            if not isinstance(cause, OSError) or cause.errno not in _NO_PATH or cause.filename is None:
                 raise
-            wrong = UsageError(f"{shown(str(error.filename))} can't be used as a path: {error.strerror}")
+            wrong = UsageError(f"{shown(str(cause.filename))} can't be used as a path: {cause.strerror}")
             _show(wrong)
             raise typer.Exit(wrong.exit_code) from error
         except KeyboardInterrupt as error:

@@ -28,7 +28,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import no_replicas
 from tests.features.plans import moving_plan, with_helpers
 from tests.support.choosing import DrawnTables
-from tests.support.moves import moving_at_random, random_placement, random_slices, with_slices
+from tests.support.moves import moving, moving_at_random, random_placement, random_slices, with_slices
 from tests.support.plans import changed, make_plan
 from tests.support.recorded_ring import RecordedResult
 from tests.support.recovering_ring import RecoveringRing
@@ -292,6 +292,31 @@ def disputing(
 
     ring._obey_rounds = dispute  # type: ignore[method-assign]
     return ring.run(), asked
+
+
+@pytest.mark.parametrize(("error", "node"), [("CapacityError", "c"), ("FrameError", "c"), ("FrameError", "a")])
+def test_host_that_neither_moves_nor_goes_back_leaves(error: str, node: str) -> None:
+    """The run has copies of its blocks, and does not end with its error; with that of an owner of rows it does."""
+    pieces = [("a", 0, 2), ("b", 2, 4), ("c", 4, 6)]
+    plan = moving(make_plan(pieces, ["a"], **OWNING), (5, [("a", 0, 3), ("b", 3, 4), ("c", 4, 6)]))
+    ring = ring_of(plan, random.Random(0))
+    obey = ring._obey_rounds
+
+    def refuse(command: rd.Command) -> None:
+        if isinstance(command, rd.Move) and command.node == node and command.from_step is None:
+            failed = rd.MoveFailed(node, command.part.placement.placement_number, error, f"node {node}: no")
+            ring._answer_rounds(node, failed)
+        else:
+            obey(command)
+
+    ring._obey_rounds = refuse  # type: ignore[method-assign]
+    result = ring.run()
+    if plan.owner(node) is not None:
+        assert result.finish == rd.Finish(error, "node a: no") and recoveries(result) == []
+        return
+    assert result.finish == rd.Finish("", "") and [one.lost for one in recoveries(result)] == [(node,)]
+    wanted = [one for one in story(ring_of(plan.at(0), random.Random(0)).run()) if one[0] == "step"]
+    assert [one for one in story(result) if one[0] == "step"] == wanted
 
 
 def test_mover_that_disputes_a_right_copy_leaves_alone() -> None:
@@ -620,6 +645,78 @@ def test_runs_that_recover_with_a_host_that_can_not_reach_another_node_go_on_wit
         assert story(result) == story(wanted), seed
         without += any(stuck in one.lost and len(one.lost) == 2 for one in recoveries(result))
     assert without >= 1
+
+
+@pytest.mark.parametrize(
+    ("unopened", "leaves"),
+    [
+        ("ac bc ec", "c"),  # c takes no links, and says that it has moved
+        ("bc", "b"),  # nobody knows which end is at fault
+        ("ab", "b"),  # the rows of a are needed
+        ("ab ac ae", "b"),  # and what a says costs one host; then the run ends
+    ],
+)
+def test_host_that_takes_no_links_in_a_recovery_leaves(unopened: str, leaves: str) -> None:
+    """All live, so that nobody misses them: the end leaves with which more nodes have no link, once time is up."""
+    pieces = [("a", 0, 2), ("b", 2, 4), ("c", 4, 6), ("d", 6, 8), ("e", 8, 10)]
+    plan = make_plan(pieces, ["a"], **{**OWNING, "num_blocks": 10})
+    asked, pairs = list[rd.FindPlacement](), unopened.split()
+
+    def place(command: rd.FindPlacement) -> Placement:
+        asked.append(command)
+        living = [node for node in plan.nodes if node not in command.lost]
+        ends = [10 * at // len(living) for at in range(len(living) + 1)]
+        slices = [(node, ends[at], ends[at + 1]) for at, node in enumerate(living)]
+        return changed(Plan(command.part.course, (command.part.placement,)), slices=slices).placement
+
+    ring = ring_of(plan, random.Random(0), place=place, wait_s=300.0)
+    ring.when = lambda what, node: "d" if len(ring.result.logged) > 20 and not ring.lost else None
+    obey = ring._obey_rounds
+
+    def open_links(command: rd.Command) -> None:
+        node, part = (command.node, command.part) if isinstance(command, rd.Move) else ("", plan)
+        number, there = part.placement.placement_number, [pair for pair in pairs if {*pair} <= {*part.nodes}]
+        if lost := next((pair[1] for pair in there if pair[0] == node), ""):
+            ring._answer_rounds(node, rd.MoveFailed(node, number, "ConnectionFailedError", "no link", lost=lost))
+        elif any(pair[1] == node for pair in there):
+            ring._answer_rounds(node, rd.Moved(node, number, 0))
+        else:
+            obey(command)
+
+    ring._obey_rounds = open_links  # type: ignore[method-assign]
+    result = ring.run()
+    assert asked[-1].lost == tuple(sorted(("d", leaves)))
+    assert result.finish is not None and result.finish.error == ("DeadlineError" if "ab ac" in unopened else "")
+
+
+def test_node_that_does_not_open_its_links_anew_costs_no_end_of_the_broken_one() -> None:
+    """Links are opened anew because of others; who says then that it can't leaves itself."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4), ("c", 4, 6), ("d", 6, 8)], ["a"], **{**OWNING, "num_blocks": 8})
+    asked = list[rd.FindPlacement]()
+
+    def place(command: rd.FindPlacement) -> Placement:
+        asked.append(command)
+        return changed(
+            Plan(command.part.course, (command.part.placement,)), slices=[("a", 0, 4), ("b", 4, 8)]
+        ).placement
+
+    ring = ring_of(plan, random.Random(0), place=place, wait_s=300.0)
+    obey, broken = ring._obey_rounds, list[rd.LinkFailed]()
+
+    def when(what: str, node: str) -> None:
+        if len(ring.result.logged) > 20 and not broken:
+            broken.append(ring.lose_link("a", "b"))
+
+    def refuse(command: rd.Command) -> None:
+        if isinstance(command, rd.Move) and command.node == "d" and not asked:
+            number = command.part.placement.placement_number
+            ring._answer_rounds("d", rd.MoveFailed("d", number, "FrameError", "node d: no"))
+        else:
+            obey(command)
+
+    ring.when, ring._obey_rounds = when, refuse  # type: ignore[method-assign]
+    result = ring.run()
+    assert result.finish == rd.Finish("", "") and [one.lost for one in asked] == [("d",)]
 
 
 @pytest.mark.parametrize("is_bad", [False, True])

@@ -414,13 +414,10 @@ def _state(folder: Path) -> dict[str, tuple[int, int]]:
 
 def _messages(content: Pieces, at: int) -> Iterator[bytes]:
     """Yield what follows the first ``at`` bytes, at most ``CHUNK_BYTES`` at once."""
-    left, name = content.size_bytes - at, content.name if isinstance(content, FilePieces) else "the initial adapter"
     try:
-        for piece in content.part(at, left):
+        for piece in content.part(at, content.size_bytes - at):
             for start in range(0, len(piece), CHUNK_BYTES):
                 yield bytes(piece[start : start + CHUNK_BYTES])
-            left -= len(piece)
-    except OSError as error:
-        raise ModelError(f"can't read {name}: {error.strerror}; start the run again") from error
-    if left > 0:
-        raise IntegrityError(f"{name} became shorter while it was read; start the run again")
+    except IntegrityError as error:  # a peer is told no folder of this machine
+        name = content.name if isinstance(content, FilePieces) else "the initial adapter"
+        raise IntegrityError(f"{name} can't be read, or became shorter; start the run again") from error

@@ -115,7 +115,7 @@ class MoveFailed(NamedTuple):
     """A node can't rest, stop, or move to the placement with this number; ``error`` is the class of the error.
 
     ``holder`` is the only node that keeps what this one needs, and has not given it as it was trained; empty = it is
-    something else.
+    something else. ``lost`` is the node to which it can't open a link; empty = it is something else.
     """
 
     node: str
@@ -123,6 +123,7 @@ class MoveFailed(NamedTuple):
     error: str
     message: str
     holder: str = ""
+    lost: str = ""
 
 
 # ---- commands: moves -------------------------------------------------------------------------------

@@ -210,6 +210,11 @@ class Migration:
         self.stage, self._waiting = _RESTING, set(self.part.nodes)
         return [Rest(node) for node in self.part.nodes]
 
+    def fails_to_go_back(self, event: MoveFailed) -> bool:
+        """Whether a node does not come back to the placement before the move, for which ``take`` raises its error."""
+        number = self.part.placement.placement_number
+        return self.stage == _BACK and event.node in self._waiting and event.placement_number == number
+
     def take(self, event: Rested | Moved | MoveFailed, now_s: float) -> list[Command]:
         """Take a node's answer; stale and repeated answers change nothing; raises ``RingTuneError``."""
         part = self._target if self.stage == _MOVING else self.part

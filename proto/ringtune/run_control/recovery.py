@@ -40,7 +40,7 @@ from there with the owner's turns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -421,6 +421,27 @@ class LinkOpenings:
         return self._num_turns - at < OPENINGS_TURNS
 
 
+class UnopenedLinks:
+    """Links of living nodes that could not be opened to move or to go back, of which one end leaves.
+
+    Nobody knows which end is at fault. The one with such links to more nodes in this run leaves, of equal ones the one
+    that says so. So a host that takes no links, and says that it has moved, costs one other host at most.
+    """
+
+    def __init__(self) -> None:
+        self._peers: dict[str, set[str]] = {}
+
+    def note(self, node: str, peer: str) -> None:
+        """Note that a node can't open its link to another one."""
+        for end, other in ((node, peer), (peer, node)):
+            self._peers.setdefault(end, set()).add(other)
+
+    def ranked(self, stuck: Mapping[str, str]) -> list[str]:
+        """Return the nodes that can't move, and those that they can't reach, in the order in which they leave."""
+        ends = dict.fromkeys(filter(None, (*stuck, *stuck.values())))
+        return sorted(ends, key=lambda node: -len(self._peers.get(node, ())))
+
+
 MOST_JOINS: Final = 5
 """How often a node may join a run under way within ``OPENINGS_TURNS`` train turns."""
 
@@ -562,7 +583,7 @@ class Recovery:
     Attributes:
         back: those of ``lost`` that have returned.
         problem: why a node can't move; another loss may be the cause.
-        stuck: nodes that can't move for such a reason.
+        stuck: nodes that can't move for such a reason, each with the node that it can't reach, empty = it names none.
         is_old: whether a node has joined since the last search for a placement.
     """
 
@@ -592,7 +613,7 @@ class Recovery:
         self.start: StartPoint | None = None
         self.sources: dict[str, tuple[Source, ...]] = {}
         self.problem, self.is_old = "", False
-        self.stuck: list[str] = []
+        self.stuck: dict[str, str] = {}
         self._nodes, self._waiting = nodes, set(nodes)
         self._moves = False
         self._bytes: dict[str, int] = {}

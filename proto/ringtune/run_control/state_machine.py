@@ -61,6 +61,7 @@ from ringtune.run_control.recovery import (
     Recovery,
     RecoveryPolicy,
     UncommittedLog,
+    UnopenedLinks,
     end_reason,
     is_bad_step,
 )
@@ -146,6 +147,7 @@ class RunStateMachine:
         self._opened_at: int | None = None  # step to which the run has gone back last because of a lost link
         self._opened_s = 0.0  # when it did so first
         self._openings, self._disputed, self.joins = LinkOpenings(), DisputedCopies(), Joins()
+        self._unopened = UnopenedLinks()
         self._broken_link: rd.LinkFailed | None = None  # the last one between living nodes
         self._before: Turn | None = None  # the last turn that was granted before the last recovery
         self._returned = list[str]()  # left-out owners that are back, to be taken in at the next turn boundary
@@ -221,6 +223,12 @@ class RunStateMachine:
                 rd.Halted() | rd.PlacementFound() | rd.NoPlacementFound() | rd.Rested() | rd.Moved() | rd.MoveFailed()
             ) if self._recovery:
                 self._on_answer(self._recovery, event)
+            case rd.MoveFailed() if self._goes_back and self._required_migration.fails_to_go_back(event):
+                is_lost = event.error in _UNREACHED and self._dispensable([event.node])
+                if is_lost:
+                    self._unreached_by(event)
+                error = PeerLostError.__name__ if is_lost else event.error
+                self._go_on_without(rd.NodeFailed(event.node, error, event.message))
             case rd.Rested() | rd.Moved() | rd.MoveFailed():
                 if self.phase == "moving":
                     self._on_moving(self._required_migration.take(event, self._now_s))
@@ -244,10 +252,13 @@ class RunStateMachine:
             self._fail(*self.awaited.late())
         elif self._recovery is not None:
             late, stuck = self._recovery.overdue(PATIENCE * self._wait_s), self._recovery.stuck
-            hosts = (node for node in stuck if self._course.owner(node) is None)
+            hosts = (node for node in self._unopened.ranked(stuck) if self._course.owner(node) is None)
             lost = next(itertools.chain(self._recovery.returned, hosts), "")
             if not lost:
                 raise DeadlineError(f"{late}; {RESUME}")
+            accusers = [node for node, peer in stuck.items() if peer == lost]
+            if all(self._course.owner(node) for node in accusers):  # no host says so too
+                self._openings.note_cost(accusers)
             self._on_node_failed(rd.NodeFailed(lost, PeerLostError.__name__, late))
         elif self.phase == "moving":
             self._on_moving(self._required_migration.late(self._now_s))
@@ -744,11 +755,12 @@ class RunStateMachine:
                     self._go_on_without(rd.NodeFailed(node, error, message))
                     return
                 is_there = error != PeerLostError.__name__  # else its lease says soon that it is lost
-                if recovery.link and is_there and self._broken_link is not None:
-                    self._lose_an_end(self._broken_link)
+                broken = self._broken_link if recovery.link and is_there else None
+                if broken is not None and node in broken.ends:
+                    self._lose_an_end(broken)
                     return
                 recovery.problem = message  # the node that it misses will be missed by all, or time runs out
-                recovery.stuck.append(node)
+                recovery.stuck[node] = self._unreached_by(event)
             case rd.NoPlacementFound(placement_number, error, message) if placement_number == recovery.placement_number:
                 if self._disputed.doubted:
                     self._disputed.trust()
@@ -771,6 +783,14 @@ class RunStateMachine:
             case _:
                 return
         self._next_stage(recovery)
+
+    def _unreached_by(self, event: rd.MoveFailed) -> str:
+        """Note and return the node to which one can't open a link; empty = it names none, or has cost a node before."""
+        node, peer = event.node, event.lost
+        if peer not in self._nodes or peer == node or self._openings.has_cost([node]):
+            return ""
+        self._unopened.note(node, peer)
+        return peer
 
     def _next_stage(self, recovery: Recovery) -> None:
         """Send all to the placement once they have stopped; train once they have moved."""

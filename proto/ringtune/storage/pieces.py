@@ -11,6 +11,7 @@ import itertools
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -116,10 +117,11 @@ class JoinedPieces(Pieces):
 
 
 class FilePieces(Pieces):
-    """Content of a file, or a range of it; the file must not change."""
+    """Content of a file, or a range of it; raises ``IntegrityError`` where it can't be read, or becomes shorter."""
 
     def __init__(self, path: Path, start: int = 0, size_bytes: int | None = None) -> None:
-        in_file = max(0, path.stat().st_size - start)
+        with _read_errors(path):
+            in_file = max(0, path.stat().st_size - start)
         super().__init__(in_file if size_bytes is None else min(size_bytes, in_file), self._read)
         self._path = path
         self._start = start
@@ -131,25 +133,27 @@ class FilePieces(Pieces):
 
     def part(self, start: int, size_bytes: int) -> Pieces:
         """Return a range of the range, which is read alone."""
-        return type(self)(self._path, self._start + start, max(0, min(size_bytes, self.size_bytes - start)))
+        part = FilePieces(self._path, self._start + start)
+        part.size_bytes = max(0, min(size_bytes, self.size_bytes - start))  # also where the file is shorter by now
+        return part
 
     def _read(self) -> Iterator[bytes]:
         left = self.size_bytes
-        with self._path.open("rb") as file:
+        with _read_errors(self._path), self._path.open("rb") as file:
             file.seek(self._start)
-            while left and (piece := file.read(min(PIECE_BYTES, left))):
+            while left:
+                if not (piece := file.read(min(PIECE_BYTES, left))):
+                    raise IntegrityError(f"{self._path} has become shorter while it was read; copy it again")
                 left -= len(piece)
                 yield piece
 
 
-class StoredPieces(FilePieces):
-    """Content of a file that this node has written; iterating it raises ``IntegrityError`` where the disk fails."""
-
-    def _read(self) -> Iterator[bytes]:
-        try:
-            yield from super()._read()
-        except OSError as error:
-            raise IntegrityError(f"{self._path} can't be read: {error.strerror}; check the disk") from error
+@contextmanager
+def _read_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise IntegrityError(f"{path} can't be read: {error.strerror}; check the disk") from error
 
 
 class OpenFilePieces(Pieces):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ringtune.errors import IntegrityError
 from ringtune.storage.durable import temporary_file
 from ringtune.storage.pieces import PIECE_BYTES, FilePieces, HeldPieces, JoinedPieces, OpenFilePieces, Piece, Pieces
 from tests.support.cases import cases
@@ -69,6 +71,26 @@ def test_file_is_read_in_pieces_and_parts(tmp_path: Path, has_name: bool) -> Non
         assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
     assert [len(piece) for piece in content] == [PIECE_BYTES, content.size_bytes - PIECE_BYTES]
     assert bytes(content.part(150, 100).part(10, 500)) == (CONTENT * 3)[160:250]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (Path.unlink, "can't be read: No such file or directory; check the disk"),
+        (lambda path: os.truncate(path, 150), "has become shorter while it was read; copy it again"),
+    ],
+)
+def test_file_that_changes_before_it_is_read_is_refused_by_name(
+    tmp_path: Path, change: Callable[[Path], object], why: str
+) -> None:
+    """Removed, or cut: nothing shorter than was said before is read of it."""
+    path = tmp_path / "x"
+    path.write_bytes(CONTENT * 4)
+    content = FilePieces(path)
+    change(path)
+    for read in (content.sha256, lambda: bytes(content.part(100, 100))):
+        with pytest.raises(IntegrityError, match=f"x {why}$"):
+            read()
 
 
 def test_held_pieces_are_freed_once_they_were_read() -> None:

@@ -18,7 +18,7 @@ from coordinator.api.export import export_run
 from coordinator.api.model_card import whole_model_card
 from coordinator.client.saved_run import adapter_of, evaluation_job, read_run, require_user
 from ringtune import cli
-from ringtune.errors import IntegrityError, InvalidInputError, RingTuneError, UsageError
+from ringtune.errors import IntegrityError, InvalidInputError, ModelError, RingTuneError, UsageError
 from ringtune.job.job import load_job
 from ringtune.models.adapter_config import INVERTIBLE_TENSORS, parse_adapter_config
 from ringtune.schedule.methods import Hift
@@ -450,6 +450,9 @@ def test_card_says_how_transformers_4_loads_a_base_model_of_5(
     (base / "config.json").write_text(json.dumps(config))
     export_run(run, tmp_path / "out", base_model="acme/tiny")
     assert f"Load the base model with `{arguments}` there." in (tmp_path / "out/README.md").read_text()
+    (base / "config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"config\.json is not JSON that can be read"):
+        export_run(run, tmp_path / "again", base_model="acme/tiny")
 
 
 NAMES = ["README.md", "adapter.safetensors", "adapter_config.json", "head_config.json", "model_head.safetensors"]

@@ -136,6 +136,16 @@ def test_cli_json_error_is_a_line_on_standard_output() -> None:
         assert result.stderr.startswith("error: ") and len(result.stderr.splitlines()) == 1, arguments
 
 
+def test_cli_refuses_a_loop_of_links_by_its_path(tmp_path: Path) -> None:
+    """In the place of a model, where pathlib raises an error of its own."""
+    run, loop = write_run(tmp_path / "run"), tmp_path / "loop"
+    loop.symlink_to(loop)
+    (tmp_path / "rows.csv").write_text("text,label\nhi,pos\n")
+    words = ["predict", str(run), "--data", str(tmp_path / "rows.csv"), "--model", str(loop)]
+    result = CliRunner().invoke(cli.app, words)
+    assert result.exit_code == 2 and "can't be used as a path: Too many levels of symbolic links" in result.output
+
+
 def test_cli_without_arguments_shows_its_help() -> None:
     """Whoever types the bare name wants to know what there is."""
     result = run_alone()

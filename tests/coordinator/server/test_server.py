@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import math
 import os
 import signal
@@ -281,7 +280,7 @@ def test_run_that_is_stored_and_can_not_begin_leaves_no_record(tmp_path: Path, m
     coordinator.join(member())
 
     def fails(*_: object) -> str:
-        raise OSError(errno.EIO, "Input/output error")
+        raise IntegrityError("it can't be read: Input/output error; check the disk")
 
     monkeypatch.setattr(FilePieces, "_read", fails)
     no_tensors = (2).to_bytes(8, "little") + b"{}"

@@ -25,7 +25,7 @@ from edge.checkpoint.state_folder import StateFolder
 from edge.options import AgentOptions
 from edge.transport.access import RunAccess
 from edge.weights.weight_fetch import ModelFetcher
-from ringtune.errors import FrameError, IntegrityError, InterruptedRunError, TrustError
+from ringtune.errors import ConnectionFailedError, FrameError, IntegrityError, InterruptedRunError, TrustError
 from ringtune.job.job import Job, Model, parse_job
 from ringtune.models.folder import read_headers
 from ringtune.run_control.events import MoveFailed
@@ -420,6 +420,10 @@ def test_coordinator_learns_of_which_node_a_copy_is_disputed(takes_holder: bool)
     driver = MigrationDriver(participants, TWO_AGENTS_PLAN, job, unused, unused, unused, unused)
     failed = MoveFailed("b", 3, "IntegrityError", "node b: no node has block 1", "a")
     assert list(driver._moved("b", 3, reply)) == [failed]
+    unopened = ConnectionFailedError("no link")
+    unopened.peer = "c"
+    driver._failed("b", 3)(unopened)
+    assert participants.queue.get_nowait() == MoveFailed("b", 3, "ConnectionFailedError", "no link", lost="c")
 
 
 @pytest.mark.parametrize("is_finished", [True, False])

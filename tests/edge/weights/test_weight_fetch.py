@@ -486,11 +486,12 @@ def test_weights_of_a_file_that_changed_are_refused_by_its_name(tmp_path: Path) 
     folder = write_bert(tmp_path / "m")
     source, path = ModelSource(folder), folder / "model.safetensors"
     last = max(source.manifest.tensors, key=lambda entry: read_headers(folder)[entry.name].info.offset)
+    why = r"^model\.safetensors can't be read, or became shorter; start the run again"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(IntegrityError, match=r"^model\.safetensors became shorter while it was read; start the run"):
+    with pytest.raises(IntegrityError, match=why):
         list(source.read([(last.sha256, 0)]))
     path.unlink()
-    with pytest.raises(ModelError, match=r"^can't read model\.safetensors: No such file or directory; start the run"):
+    with pytest.raises(IntegrityError, match=why):
         list(source.read([(last.sha256, 0)]))
 
 
