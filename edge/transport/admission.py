@@ -83,9 +83,9 @@ class RunExpectation:
         return KnownTurns(self.plan, self.start or StartPoint.of(self.plan.course))
 
 
-def check_hello(expectation: RunExpectation, header: ring_pb2.FrameHeader | None) -> str:
+def check_hello(expectation: RunExpectation, header: ring_pb2.FrameHeader) -> str:
     """Check the first frame of a link; return its source; raises ``FrameError``."""
-    if header is None or header.kind != ring_pb2.FRAME_KIND_HELLO:
+    if header.kind != ring_pb2.FRAME_KIND_HELLO:
         raise FrameError("the first frame of a link is no HELLO; use one version on all machines")
     _check_run(expectation, header)
     if header.plan_digest != expectation.digest:

@@ -292,10 +292,6 @@ class AgentLink(DirectLink):
         if active is None or active.run_id != self._run_id:
             raise FrameError("no such run here")
 
-    def close(self) -> None:
-        """Remember it."""
-        super().close()
-
 
 class FakeSnapshot(Snapshot):
     """Says whose blocks it has."""

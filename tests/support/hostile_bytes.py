@@ -288,7 +288,7 @@ def _split(data: bytes) -> Iterator[bytes]:
 
 
 def _greet(data: bytes) -> None:
-    check_hello(_expected(_WIRES[0]), unpack(data)[0])
+    check_hello(_expected(_WIRES[0]), unpack(data)[0] or ring_pb2.FrameHeader())
 
 
 def _link(data: bytes) -> None:

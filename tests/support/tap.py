@@ -13,10 +13,11 @@ _HOLD_S = 60.0
 
 @dataclass(slots=True)
 class Connection:
-    """One connection: what the opener sent and what it got."""
+    """One connection: what the opener sent and what it got, and whether it was cut."""
 
     sent: bytearray = field(default_factory=bytearray)
     received: bytearray = field(default_factory=bytearray)
+    is_cut: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -48,7 +49,7 @@ class Tap:
         self._uncut_bytes, self._lock = 0, threading.Lock()
         self._may_copy = threading.Event()
         self._may_copy.set()
-        self._sockets: list[socket.socket] = []
+        self._open: list[tuple[socket.socket, socket.socket, Connection]] = []
         self._is_closed = False
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
@@ -63,17 +64,21 @@ class Tap:
     def close(self) -> None:
         """End every connection, and take no other."""
         self._is_closed = True
+        self._end(self._listener)
+        self._listener.close()
+        self.cut()
         self.passes.set()
         self._may_copy.set()
-        self._end(self._listener)
-        self.cut()
 
     def cut(self) -> None:
         """End every connection; others may come."""
         self.num_cuts += 1
         with contextlib.suppress(IndexError):  # none is left
             while True:
-                self._end(self._sockets.pop())
+                near, far, flow = self._open.pop()
+                flow.is_cut = True
+                self._end(near)
+                self._end(far)
 
     def freeze(self) -> None:
         """Copy nothing more, close nothing."""
@@ -83,7 +88,6 @@ class Tap:
     def _end(end: socket.socket) -> None:
         with contextlib.suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)
-        end.close()
 
     def _accept(self) -> None:
         while True:
@@ -100,17 +104,26 @@ class Tap:
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             flow = Connection()
             self.flows.append(flow)
-            self._sockets += [near, far]
+            self._open.append((near, far, flow))
             if self._is_closed:  # it was taken just before
                 self.cut()
-            threading.Thread(target=self._pump, args=(near, far, flow, flow.sent), daemon=True).start()
-            threading.Thread(target=self._pump, args=(far, near, flow, flow.received), daemon=True).start()
+            threading.Thread(target=self._pass, args=(near, far, flow), daemon=True).start()
+
+    def _pass(self, near: socket.socket, far: socket.socket, flow: Connection) -> None:
+        """Pass bytes on both ways; a socket is closed once no thread uses it, as another one gets its number then."""
+        back = threading.Thread(target=self._pump, args=(far, near, flow, flow.received), daemon=True)
+        with near, far:
+            back.start()
+            self._pump(near, far, flow, flow.sent)
+            back.join()
 
     def _pump(self, source: socket.socket, target: socket.socket, flow: Connection, copy: bytearray) -> None:
         is_answer = flow.received is copy
         try:
             while piece := source.recv(_PIECE_BYTES):
                 self._may_copy.wait()
+                if flow.is_cut:  # a socket that was shut down has the bytes still that came before
+                    break
                 is_last = False
                 if (every := self.cut_every) and not is_answer:
                     piece, is_last = self._counted(piece, every)
@@ -124,9 +137,8 @@ class Tap:
                     break
         except OSError:
             pass
-        for end in (source, target):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+        self._end(source)
+        self._end(target)
 
     def _counted(self, piece: bytes, every: int) -> tuple[bytes, bool]:
         """What of a piece goes through before the next cut, and whether that comes after it."""

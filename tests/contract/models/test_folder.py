@@ -166,6 +166,7 @@ def test_base_tensors_are_the_weights_of_the_base_model(
     ("config", "changes", "message"),
     [
         ({}, {"encoder.layer.1.output.dense.bias": None}, r"has no tensor 'encoder\.layer\.1\.output\.dense\.bias'"),
+        ({}, {"encoder.layer.2.own.weight": (8, 8)}, r"has no tensor 'encoder\.layer\.0\.own\.weight'"),  # of one block
         ({"vocab_size": 21}, {}, r"shape \(20, 8\), config\.json means \(21, 8\)"),
         (
             {},

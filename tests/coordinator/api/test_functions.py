@@ -224,8 +224,8 @@ def test_run_that_failed_leaves_no_new_folder(here: Path) -> None:
     assert not (here / "run-1").exists()
 
 
-def test_train_refuses_options_that_contradict_each_other() -> None:
-    """Before anything is read, in the words of Python."""
+def test_train_refuses_options_that_contradict_each_other(tmp_path: Path) -> None:
+    """Before anything is read, in the words of Python; the nodes of a local ring are known before any is started."""
     rows: list[tuple[dict[str, object], str]] = [
         ({}, "give one of local=N"),
         ({"local": 2, "coordinator": "x:1"}, "give one of local=N"),
@@ -243,6 +243,8 @@ def test_train_refuses_options_that_contradict_each_other() -> None:
     for options, text in rows:
         with pytest.raises(UsageError, match=text):
             ringtune.train("none.toml", **options)  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match="alice, bob not among node-0, node-1: give the same nodes, or plan anew"):
+        ringtune.train(job(), local=2, plan=write_pair(tmp_path)[0])
 
 
 def test_connect_refuses_who_is_not_there(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

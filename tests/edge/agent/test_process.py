@@ -20,7 +20,9 @@ from edge.agent.active_run import ActiveRun
 from edge.agent.process import AgentServicer, CoordinatorCalls, count_rows, give_up, run_agent
 from edge.checkpoint.snapshots import TurnSnapshots
 from edge.options import AgentOptions
+from edge.profiler.timing import TimingRequest
 from ringtune.errors import DataError, DeadlineError, PlanError, RingTuneError
+from ringtune.schedule.course import FrozenWeights
 from ringtune.storage.pieces import Pieces
 from ringtune.transport.credentials import Credentials, Removal, Removals, using_credentials
 from ringtune.transport.identity import read_identity
@@ -182,6 +184,17 @@ def test_end_that_another_thread_has_begun_is_awaited(then: str, monkeypatch: py
         ending.join(WAIT_S)
         two.close()
     assert done[:2] == ["drop a", then]
+
+
+def test_inspection_is_asked_to_measure_as_the_request_says() -> None:
+    """With the seconds, the machine's other nodes, whether anew, and how frozen weights are held; or not at all."""
+    told = list[TimingRequest | None]()
+    context: Any = SimpleNamespace(time_remaining=lambda: 5.0)
+    agent: Any = SimpleNamespace(inspect=lambda run_id, job, timing, **_: told.append(timing))
+    values: dict[str, Any] = {"measure_s": 2.0, "neighbours": 3, "fresh": True, "frozen_dtype": "int8"}
+    for measure in (True, False):
+        AgentServicer(agent).Inspect(control_pb2.InspectRequest(measure=measure, **values), context)
+    assert told == [TimingRequest(2.0, 3, is_fresh=True, frozen=FrozenWeights(dtype="int8", native=False)), None]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from edge.data.dataset import OwnerDataset, RowsDigest
 from edge.data.examples import TextExamples
 from edge.data.prompts import PackedPrompts, PromptReader
 from edge.data.texts import Language
+from edge.data.tokens import IGNORED
 from edge.runtime.executor import NodeExecutor
 from ringtune.errors import ModelError
 from ringtune.job.job import parse_job
@@ -85,7 +86,10 @@ def test_prompts_of_a_share_are_kept_packed(model_folder: Path, tmp_path: Path) 
 
 
 def test_language_rows_end_with_the_token_of_the_end(tmp_path: Path) -> None:
-    """It is a target, once, also where it pads; a row that is cut has none, and jobs of before have none."""
+    """It is a target, once, also where it pads; a row that is cut has none, and jobs of before have none.
+
+    The first token of a row is no target: packed rows follow another one.
+    """
     folder = chat_models.write_tokenizer(tmp_path / "m", pad="</s>", bos=True)
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("yes", "no no", "abcdefghi", "no</s>")))
@@ -101,6 +105,7 @@ def test_language_rows_end_with_the_token_of_the_end(tmp_path: Path) -> None:
         assert examples.cut_rows == (append is True)  # nine letters and the begin token leave no room
     with_end, without = batches[True], batches[None]
     assert torch.equal(without.ids, batches[False].ids)
+    assert set(with_end.labels[:, 0].tolist()) == {IGNORED}
     assert with_end.mask.sum(-1).tolist() == [3, 7, 10, 4]
     assert without.mask.sum(-1).tolist() == [2, 6, 10, 4]
     assert (with_end.labels == 2).sum(-1).tolist() == [1, 1, 0, 1]

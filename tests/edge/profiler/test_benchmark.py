@@ -14,7 +14,7 @@ import torch
 from edge.machine.resources import fit_heap, keep_freed_memory, peak_rss_bytes, release_memory, reset_peak, rss_bytes
 from edge.model.slice import BlockRunner
 from edge.profiler import benchmark
-from edge.profiler.benchmark import handling_s
+from edge.profiler.benchmark import decode, encode, handling_s
 from edge.profiler.timing import Timer
 from edge.runtime.executor import NodeExecutor
 from edge.runtime.reporter import Reporter
@@ -65,6 +65,17 @@ def test_handling_is_no_time_of_reports_that_were_given_up(monkeypatch: pytest.M
     monkeypatch.setattr(Reporter, "flush", lambda self, timeout_s: False)
     with pytest.raises(DeadlineError, match="60 s for the reports"):
         handling_s(make_plan([("a", 0, 4)], ["a"], num_steps=2), "a", lambda: 0.0)
+
+
+_ERRORS = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+
+
+@pytest.mark.parametrize("dtype", sorted(_ERRORS))
+def test_decoded_hidden_state_is_the_encoded_one(dtype: str) -> None:
+    """Within the type's precision; float16 travels times a power of two, which decoding has to undo."""
+    hidden = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(5))
+    came = decode(encode(hidden, torch.ones(2, 6, dtype=torch.int64), dtype), torch.float32)
+    assert bool(((came - hidden).abs() <= hidden.abs() * _ERRORS[dtype]).all())
 
 
 QUICK = Timer(window_s=0.0)

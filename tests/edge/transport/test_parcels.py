@@ -20,7 +20,7 @@ from ringtune.schedule.actions import Payload, TensorKey, format_action
 from ringtune.schedule.course import Offload
 from ringtune.schedule.lowering import credit_boundary, parcels
 from ringtune.schedule.methods import Everything, Hift
-from ringtune.schedule.placement import Helper
+from ringtune.schedule.placement import Helper, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import unit_grad_key
 from ringtune.schedule.turns import items, turn_sequence
@@ -111,9 +111,12 @@ def test_parcels_are_no_larger_than_planned_copies() -> None:
     Before anything is allocated, as a head is; a gradient has the limit of all blobs.
     """
     copies = 2 * (4 << 10) + 3 * (64 << 10)
+    halves = (Slice(node="a", start=0, stop=2), Slice(node="b", start=2, stop=4), Slice(node="e", start=2, stop=4))
+    shared = plan(method=Everything(), slices=halves)
     for of, source, node, key, most in (
         (helped(), "z", "a", weights(0, 0), copies),
         (helped(), "c", "b", weights(0, 2), copies),
+        (shared, "e", "b", TensorKey(Payload.REPLICA_GRAD, 0, 1, 2), copies),
         (hift_plan(), "c", "d", unit_grad_key(0, EMBEDDING), MAX_BLOB_BYTES),
     ):
         check = FrameCheck(expectation(of, node, sizes=CopyBytes(block=4 << 10)), source)

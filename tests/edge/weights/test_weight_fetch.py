@@ -7,6 +7,7 @@ import dataclasses
 import json
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -508,6 +509,25 @@ def test_weights_own_copy_is_used_and_offered(tmp_path: Path) -> None:
     with pytest.raises(FrameError):
         node.offers.source(RUN)
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.promise("6 every wait ends")
+def test_weights_release_ends_the_fetching(tmp_path: Path) -> None:
+    """From another thread, once the source was asked."""
+    asked = threading.Event()
+
+    class Asked(Offers):
+        def manifest(self, request: weights_pb2.ManifestRequest, *, is_node: bool = False) -> weights_pb2.ManifestReply:
+            asked.set()
+            return super().manifest(request, is_node=is_node)
+
+    with serving(None, offers=Asked()) as server, ThreadPoolExecutor(1) as pool:
+        node = Node(tmp_path / "cache", server.port)
+        fetching = pool.submit(node.outline, sha256="0" * 64)
+        assert asked.wait(30.0)
+        node.borrower.release("")
+        with pytest.raises(InterruptedRunError):
+            fetching.result(30.0)
 
 
 def test_weights_peers_serve_too_but_not_beyond_this_machine(tmp_path: Path) -> None:
