@@ -52,7 +52,7 @@ _TESTS: Final = (
     "tests/edge/runtime",
     "tests/edge/techniques",
     "tests/edge/data",
-    "tests/edge/profiler/test_works.py",
+    "tests/edge/profiler/test_benchmark.py",
     "tests/suites/test_head_tokens.py",
 )
 _RING: Final = ("tests/integration",)
