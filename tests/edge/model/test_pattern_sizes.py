@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,17 +12,39 @@ from edge.profiler import benchmark
 from edge.profiler.benchmark import Bench, uneven_mask
 from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.model_facts import model_facts
-from ringtune.job.job import Job
+from ringtune.job.job import Adapter, Job, Model
 from ringtune.models.adapter_config import trains_own_weights
+from ringtune.models.families import FAMILIES
 from ringtune.schedule.actions import Op
 from ringtune.schedule.operation_tables import BlockCapacity, Choice
 from ringtune.schedule.turns import StepKind
-from tests.edge.model.test_sizes import wide_model
 from tests.support import tiny_families
 from tests.support.hand_ring import make_bench
 from tests.support.plans import make_plan
 
 _CAPACITY = BlockCapacity(full=8.0, forward_only=0.0, forward=1.0, backward=1.0)
+
+
+def wide_model(folder: Path, model_type: str, adapter: str, dropout: float = 0.0) -> tuple[Path, Job]:
+    """A folder with a wide model of two blocks, and a job on it."""
+    wide = {"hidden_size": 256, "intermediate_size": 1024, "max_position_embeddings": 128}
+    widths: dict[str, dict[str, object]] = {
+        "distilbert": {"dim": 256, "hidden_dim": 1024},
+        "gpt2": {"n_embd": 256, "n_inner": 1024, "n_positions": 128},
+        "llama": {**wide, "intermediate_size": 704},
+        "mistral": {**wide, "intermediate_size": 704, "head_dim": None},
+        **{name: {**wide, "intermediate_size": 704} for name in tiny_families.PLUGGED},
+        "vit": {"hidden_size": 256, "intermediate_size": 1024, "image_size": 28},
+    }
+    sizes: dict[str, Any] = dict(widths.get(model_type, wide))
+    if model_type in tiny_families.PLUGGED and "head_dim" in FAMILIES[model_type].config_keys:
+        sizes["head_dim"] = 64
+    folder = tiny_families.write_family(folder, model_type, num_blocks=2, **sizes)
+    task = FAMILIES[model_type].tasks[0]
+    job = Job(model=Model(path=str(folder), task=task), adapter=Adapter(config=adapter)).with_overrides(
+        {"train.max_length": 50, "train.batch_size": 8, "train.microbatches": 1, "train.dropout": dropout}
+    )
+    return folder, job
 
 
 def kept_bytes(bench: Bench, *, is_part: bool, kind: StepKind = StepKind.TRAIN) -> float:

@@ -21,6 +21,7 @@ from ringtune.models.adapter_config import adapter_block_params
 from ringtune.models.families import DESCRIBED, FAMILIES
 from ringtune.models.family import CAUSAL_LM
 from ringtune.models.folder import read_config
+from tests.edge.model.test_pattern_sizes import wide_model
 from tests.support import reference, tiny_families
 from tests.support.hand_ring import make_bench
 from tests.support.stock_plugged import interface_of, is_plugged
@@ -194,28 +195,6 @@ def plain_model(folder: Path, model_type: str) -> Any:
     model = AutoModelForCausalLM.from_pretrained(folder)
     adapters.init(model, interface=interface_of(model_type))
     return model
-
-
-def wide_model(folder: Path, model_type: str, adapter: str, dropout: float = 0.0) -> tuple[Path, Job]:
-    """A folder with a wide model of two blocks, and a job on it."""
-    wide = {"hidden_size": 256, "intermediate_size": 1024, "max_position_embeddings": 128}
-    widths: dict[str, dict[str, object]] = {
-        "distilbert": {"dim": 256, "hidden_dim": 1024},
-        "gpt2": {"n_embd": 256, "n_inner": 1024, "n_positions": 128},
-        "llama": {**wide, "intermediate_size": 704},
-        "mistral": {**wide, "intermediate_size": 704, "head_dim": None},
-        **{name: {**wide, "intermediate_size": 704} for name in tiny_families.PLUGGED},
-        "vit": {"hidden_size": 256, "intermediate_size": 1024, "image_size": 28},
-    }
-    sizes: dict[str, Any] = dict(widths.get(model_type, wide))
-    if model_type in tiny_families.PLUGGED and "head_dim" in FAMILIES[model_type].config_keys:
-        sizes["head_dim"] = 64
-    folder = tiny_families.write_family(folder, model_type, num_blocks=2, **sizes)
-    task = FAMILIES[model_type].tasks[0]
-    job = Job(model=Model(path=str(folder), task=task), adapter=Adapter(config=adapter)).with_overrides(
-        {"train.max_length": 50, "train.batch_size": 8, "train.microbatches": 1, "train.dropout": dropout}
-    )
-    return folder, job
 
 
 def activation_token_bytes(tmp_path: Path, model_type: str, adapter: str, dropout: float) -> tuple[float, float]:
