@@ -14,7 +14,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -172,18 +172,21 @@ class AgreedModel:
         self, holders: Mapping[str, Callable[[float], ModelManifest]], deadline_s: float
     ) -> dict[str, ModelManifest]:
         """Return the manifests of all copies; a node that is lost meanwhile counts no more."""
-        with ThreadPoolExecutor(max_workers=1 + len(holders), thread_name_prefix="manifests") as workers:
-            own_manifest = workers.submit(self._own)
-            answers = {node: workers.submit(ask, deadline_s - time.monotonic()) for node, ask in holders.items()}
-        mine = own_manifest.result()
-        manifests = {} if mine is None else {"of the coordinator": mine}
-        for node, answer in answers.items():
-            try:
-                manifests[node] = answer.result()
-            except grpc.RpcError as error:
-                _LOG.warning("node %s does not say which model it has: %s", node, error_of_call(error, peer=node))
-            except PeerLostError as error:
-                _LOG.info("the model of node %s does not count: %s", node, error)
+        workers = Workers(1 + len(holders), "manifests")
+        own_manifest = workers.submit(self._own)
+        answers = {node: workers.submit(ask, deadline_s - time.monotonic()) for node, ask in holders.items()}
+        try:
+            mine = own_manifest.result()
+            manifests = {} if mine is None else {"of the coordinator": mine}
+            for node, answer in answers.items():
+                try:
+                    manifests[node] = answer.result()
+                except grpc.RpcError as error:
+                    _LOG.warning("node %s does not say which model it has: %s", node, error_of_call(error, peer=node))
+                except PeerLostError as error:
+                    _LOG.info("the model of node %s does not count: %s", node, error)
+        finally:
+            workers.close(0.0)
         if not manifests:
             raise ModelError("no node has a copy of the model (model.path); name its folder with --model DIR")
         return manifests

@@ -138,27 +138,33 @@ def attach_delta(matrix: nn.Module, delta: nn.Module, *, name: str, alpha: float
     matrix.register_forward_hook(_Addition(name, alpha), prepend=True)  # before the hook of a plugged-in bottleneck
 
 
-def alpha_beside(matrix: nn.Module) -> float:
-    """The factor alpha of a matrix's auxiliary model."""
-    return next(hook.alpha for hook in matrix._forward_hooks.values() if isinstance(hook, _Addition))
+def alpha_beside(matrix: nn.Module, name: str) -> float:
+    """The factor alpha of a matrix's auxiliary model of this name."""
+    return next(addition.alpha for addition in _additions(matrix, name).values())
 
 
 def detach_delta(matrix: nn.Module, *, name: str) -> None:
     """Undo ``attach_delta``: remove hook and child."""
-    for key, hook in list(matrix._forward_hooks.items()):
-        if isinstance(hook, _Addition):
-            del matrix._forward_hooks[key]
+    for key in _additions(matrix, name):
+        del matrix._forward_hooks[key]
     del matrix._modules[name]
+
+
+def _additions(matrix: nn.Module, name: str) -> dict[int, _Addition]:
+    """Return the hook that adds the output of the child ``name``, by its key."""
+    return {
+        key: hook for key, hook in matrix._forward_hooks.items() if isinstance(hook, _Addition) and hook.name == name
+    }
 
 
 class _Addition:
     """Hook that adds the output of the child ``name``; a class, so that the module can be copied and pickled."""
 
     def __init__(self, name: str, alpha: float) -> None:
-        self._name, self.alpha = name, alpha
+        self.name, self.alpha = name, alpha
 
     def __call__(self, matrix: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
-        return torch.add(output, matrix.get_submodule(self._name)(args[0]), alpha=self.alpha)
+        return torch.add(output, matrix.get_submodule(self.name)(args[0]), alpha=self.alpha)
 
 
 def _hold_nothing(module: nn.Module) -> None:
@@ -318,7 +324,7 @@ def merge_deltas(module: nn.Module, *, name: str, inputs_first: bool) -> None:
     """Add every ``linear`` auxiliary model in a module to its matrix, and remove it."""
     for matrix, delta in list(_matrices(module, name)):
         weight, change = matrix.get_parameter("weight"), _matrix_of(dict(delta.named_parameters()))
-        merged = torch.add(weight, change.t() if inputs_first else change, alpha=alpha_beside(matrix))
+        merged = torch.add(weight, change.t() if inputs_first else change, alpha=alpha_beside(matrix, name))
         matrix.register_parameter("weight", nn.Parameter(merged, requires_grad=weight.requires_grad))
         detach_delta(matrix, name=name)
 

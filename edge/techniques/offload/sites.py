@@ -241,7 +241,7 @@ def _site(name: str, adapter: Any, path: str, block: nn.Module) -> Site:
         return BottleneckSite(name, adapter)
     if isinstance(adapter, LinearDelta | MlpDelta | FusedDelta):
         matrix = block.get_submodule(path.removesuffix(f".{ADAPTER}"))
-        return AuxiliarySite(name, matrix, adapter, alpha_beside(matrix))
+        return AuxiliarySite(name, matrix, adapter, alpha_beside(matrix, ADAPTER))
     if type(adapter) is LoRA and not adapter.use_dora:
         layer = block.get_submodule(path.removesuffix(f".loras.{ADAPTER}"))
         kind = FusedLoraSite if adapter.enable_lora else LoraSite

@@ -14,7 +14,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from edge.model.auxiliary import add_auxiliary, load_auxiliary, merge_auxiliary, start_auxiliary
+from edge.model.auxiliary import (
+    LinearDelta,
+    add_auxiliary,
+    attach_delta,
+    load_auxiliary,
+    merge_auxiliary,
+    merge_deltas,
+    start_auxiliary,
+)
 from ringtune.errors import IntegrityError, UsageError
 from ringtune.models.adapter_config import auxiliary_of
 from ringtune.models.auxiliary_models import describe
@@ -116,6 +124,23 @@ def test_loaded_models_may_differ_by_matrix_and_block(saved: Write) -> None:
     assert narrow.dtype is torch.float32 and (narrow - made.outputs).abs().max() < 1e-4
     with pytest.raises(UsageError, match=r"kind 'mlp', and only 'linear' is a matrix"):
         merge_auxiliary(plain(made.base), made.folder)
+
+
+def test_models_of_two_names_beside_one_matrix_merge_one_by_one() -> None:
+    """Each adds its own alpha, and the other one stays."""
+    torch.manual_seed(2)
+    matrix = torch.nn.Linear(3, 2).double()
+    for name, alpha in (("first", 0.5), ("second", 4.0)):
+        delta = LinearDelta(3, 2)
+        delta.start(lambda _: torch.Generator())
+        torch.nn.init.normal_(delta.double().weight)
+        attach_delta(matrix, delta, name=name, alpha=alpha)
+    holder, inputs = torch.nn.Sequential(matrix), torch.randn(4, 3).double()
+    before = matrix(inputs)
+    for name in ("second", "first"):
+        merge_deltas(holder, name=name, inputs_first=False)
+        assert (matrix(inputs) - before).abs().max() < 1e-12
+        assert name not in dict(matrix.named_children())
 
 
 def _other_family(folder: Path) -> None:
