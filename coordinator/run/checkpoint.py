@@ -337,11 +337,6 @@ class CheckpointManager:
         owners = self._chosen.planned.plan.course.owners if self._chosen else ()
         return tuple(owner.node for owner in owners if before is not None and before.owner(owner.node) is None)
 
-    @property
-    def names_heads(self) -> bool:
-        """Whether owners are told from which disk they take embedding and head."""
-        return self._chosen is not None and bool(self._chosen.heads)
-
     def stopped(self, reason: str) -> str:
         """Say why a run was stopped, and what of it is saved.
 

@@ -25,7 +25,6 @@ from coordinator.run.driver import Participants
 from coordinator.run.members import Member, Members, check_reachable, lost_message, machine_of, num_neighbours, rack_of
 from coordinator.run.migration import ReplanSearch
 from coordinator.run.node_client import AgentCalls, inspect_request, read_facts
-from coordinator.run.planning import wire_problem
 from coordinator.run.recorder import RunRecorder
 from coordinator.run.recovery import Reports
 from coordinator.run.requests import RunRequest
@@ -234,7 +233,7 @@ class JoinHandler:
             return "it is a guest"
         if self._known is None:
             return "there is no plan yet"
-        is_awaited, job, plan = self._is_awaited(member.node), self._request.job, self._known.plan
+        is_awaited = self._is_awaited(member.node)
         if why := self._machine.joins.refusal_reason(member.node, is_awaited=is_awaited):
             return why
         living = {each.node: each for each in self._members.living()}
@@ -242,18 +241,14 @@ class JoinHandler:
             check_reachable([member, *(living[node] for node in sorted(needed) if node in living)])
         except RingTuneError as error:
             return str(error)
-        if why := wire_problem(job, plan, {member.node: member.wire}):
-            return why
         if is_awaited:
             return ""
         if member.node not in living:
             return "it is drained"
         if member.node in self._machine.left_out:
-            if not (why := self._machine.return_reason(member.node)):
-                wires = {node: each.wire for node, each in living.items() if node in {member.node, *needed}}
-                return wire_problem(job, plan, wires, takes_back=True)
-            if self._replanning.why_closed:
-                return f"its rows stay left out: {why}"
+            why = self._machine.return_reason(member.node)
+            if not why or self._replanning.why_closed:
+                return why and f"its rows stay left out: {why}"
         return self._replanning.why_closed
 
     def _is_awaited(self, node: str) -> bool:

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple, Protocol
 from ringtune.costs.profile import LinkFacts
 from ringtune.errors import BusyError, CapacityError, ConnectionFailedError, DeadlineError, RingTuneError, TrustError
 from ringtune.models.weights_by_digest import ModelManifest
-from ringtune.transport.endpoints import is_loopback, split_address
+from ringtune.transport.endpoints import WIRE, is_loopback, split_address
 
 MAX_BETWEEN_S: Final = 1.5
 """The clock is read several times within these seconds; in a longer gap the process stood still."""
@@ -113,7 +113,7 @@ class Member:
         train_rows: of the data that it was started with; None = none, or not counted.
         eval_rows: the same for evaluation.
         cores: whole cores that it may use.
-        wire: number of the messages that it knows; 0 = before there was one.
+        wire: number of the messages that it knows, which is ``endpoints.WIRE``.
         rack: board or switch that it shares with others, as it was told; empty = its machine.
         seen_at_s: monotonic seconds of the last sign of life.
         rss_bytes: resident memory at the last heartbeat.
@@ -132,7 +132,7 @@ class Member:
     train_rows: int | None = None
     eval_rows: int | None = None
     cores: int = 0
-    wire: int = 0
+    wire: int = WIRE
     rack: str = ""
     seen_at_s: float = 0.0
     rss_bytes: int = 0

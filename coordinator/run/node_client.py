@@ -369,13 +369,13 @@ class AgentCalls:
         self._ask(self._stub.Rest, request, on_result, on_failed)
 
     def ask_alive(self, on_answer: Callable[[bool], None]) -> None:
-        """Ask, beside all other calls, whether the node answers within ``ALIVE_S``; a node of an older build does.
+        """Ask, beside all other calls, whether the node answers within ``ALIVE_S``.
 
         ``on_answer`` is called on a thread of gRPC.
         """
 
         def answered(call: Any) -> None:
-            on_answer(call.code() in (grpc.StatusCode.OK, grpc.StatusCode.UNIMPLEMENTED))
+            on_answer(call.code() is grpc.StatusCode.OK)
 
         self._stub.Alive.future(control_pb2.Empty(), timeout=ALIVE_S).add_done_callback(answered)
 

@@ -43,10 +43,7 @@ from ringtune.quantities import format_bytes, format_seconds
 from ringtune.run_control import events as rd
 from ringtune.schedule.course import FrozenWeights
 from ringtune.schedule.lowering import links
-from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.plan import Plan
-from ringtune.techniques import TECHNIQUES
-from ringtune.techniques.base import WireNeed
 from ringtune.v1 import control_pb2
 
 
@@ -69,40 +66,6 @@ def check_waits(job: Job, plan: Plan, profile: Profile) -> None:
                 f"runtime.wait_s = {wait_s:g} s; raise it, raise train.microbatches, lower train.batch_size, or set "
                 "wire.dtype = 'bfloat16'"
             )
-
-
-def wire_problem(
-    job: Job, plan: Plan, wires: Mapping[str, int], *, names_heads: bool = False, takes_back: bool = False
-) -> str:
-    """Say which nodes are of a build that would pass over a part of the run; empty if all know it.
-
-    Nodes of one version may be of several builds. ``wires`` are the numbers of the messages that they know
-    (``endpoints.WIRE``), ``names_heads``: owners are told from which disk they take embedding and head,
-    ``takes_back``: an owner that was left out shall come back.
-    """
-    is_full = plan.course.method.full_parameters
-    can_move = len(plan.nodes) > 1 and not stay_reason(plan.course)
-    returns = takes_back or any(owner.back is not None for owner in plan.course.left_out)
-    parts = [
-        WireNeed("copies of checkpoints", 1, is_full and any(placement.copies for placement in plan.placements)),
-        WireNeed("who may fetch in moves and recoveries", 1, can_move),
-        WireNeed("train.keep_best", 1, job.keeps_best_on_disk),
-        WireNeed("blocks and heads from other disks", 1, names_heads),
-        WireNeed("recovery.copies as a number", 2, any(placement.num_copies for placement in plan.placements)),
-        WireNeed("owners that come back", 2, returns),
-        *(need for technique in TECHNIQUES for need in technique.wire_needs(job, plan)),
-    ]
-    needs = [need for need in parts if need.is_used]
-    oldest = min(wires.values(), default=0)
-    what = [need.what for need in needs if need.number > oldest]
-    least = max((need.number for need in needs), default=0)
-    old = sorted(node for node in wires if wires[node] < least)
-    if not old:
-        return ""
-    return (
-        f"node {', '.join(old)} has an older build of ringtune, which does not know {' and '.join(what)}; install the "
-        "coordinator's there"
-    )
 
 
 _LOG = logging.getLogger(__name__)

@@ -31,7 +31,7 @@ from coordinator.run.join import JoinHandler, KnownNodes
 from coordinator.run.members import Member, check_reachable, num_neighbours, rack_of, unused_owners
 from coordinator.run.migration import MigrationDriver, ReplanOutcome, ReplanSearch
 from coordinator.run.node_client import inspect_request, read_facts
-from coordinator.run.planning import PlanReady, RunPlanner, SizesChecked, wire_problem
+from coordinator.run.planning import PlanReady, RunPlanner, SizesChecked
 from coordinator.run.recorder import RunRecorder
 from coordinator.run.recovery import Reports, with_role
 from coordinator.run.report import judge_of
@@ -231,15 +231,10 @@ class RunWork:
         resume, returning = self._request.resume, list[Member]()
         names = resume.returning(self._job) if resume else ()
         for member in (each for each in living if each.node in names and not each.is_guest):
-            members = (*chosen, *returning, member)
             try:
-                check_reachable(members)
-                wires = {each.node: each.wire for each in members}
-                why = wire_problem(self._job, resume.plan, wires, takes_back=True) if resume else ""
+                check_reachable((*chosen, *returning, member))
             except RingTuneError as error:
-                why = str(error)
-            if why:
-                self._note(f"the rows of {member.node} stay left out: {why}")
+                self._note(f"the rows of {member.node} stay left out: {error}")
             else:
                 returning.append(member)
         return tuple(returning)
@@ -510,10 +505,6 @@ class RunWork:
         if self._rounds.phase != "planning":
             return
         self._planned, plan = made.planned, made.planned.plan
-        wires = {node: member.wire for node, member in self._members.items() if node in plan.nodes}
-        if why := wire_problem(self._job, plan, wires, names_heads=self._checkpoints.names_heads):
-            self._feed(rd.PlanFailed(PlanError.__name__, why))
-            return
         self._emit(control_pb2.RunEvent(plan_json=json.dumps(plan.to_json())))
         self._collector.last.model = made.profile.nodes[0].model
         if made.planned.note:

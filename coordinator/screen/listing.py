@@ -218,7 +218,7 @@ def rotation_lines(reply: trust_pb2.RotateReply) -> list[str]:
         return [f"the authority is {old}; no rotation is under way"]
     lines = [f"authority {old} is replaced by {new} since {utc(reply.began_unix_s)}; members trust both"]
     if reply.phase == "introducing":
-        late = f"; not yet (of an earlier version: never): {', '.join(reply.unconfirmed)}" if reply.unconfirmed else ""
+        late = f"; not yet: {', '.join(reply.unconfirmed)}" if reply.unconfirmed else ""
         lines.append(
             "certificates are of the new one once all living nodes have confirmed that they trust it, "
             f"from {utc(reply.issues_unix_s)} on in any case{late}"

@@ -97,17 +97,13 @@ CREATE TABLE certificates (
     sha256 TEXT
 );
 CREATE TABLE notes (key TEXT PRIMARY KEY, value TEXT NOT NULL);
-"""
-_GENERATIONS: Final = """
-CREATE TABLE IF NOT EXISTS generations (
+CREATE TABLE generations (
     role TEXT NOT NULL, name TEXT NOT NULL, generation INTEGER NOT NULL, reason TEXT NOT NULL,
     ends_unix_s REAL NOT NULL, PRIMARY KEY (role, name)
-)
+);
 """
-"""One row for each party that was ever removed; registers of earlier versions lack the table."""
+"""``generations`` has one row for each party that was ever removed."""
 _MAX_REASON: Final = 200
-_MAX_SERIALS: Final = 10_000
-"""Most single certificates in a list of removed ones, for nodes of earlier versions; a list fits into a message."""
 
 
 class Register:
@@ -135,10 +131,6 @@ class Register:
                 raise StorageError(
                     f"{self._path} is of version {version}, here is {_VERSION}; use the ringtune that wrote it"
                 )
-            for table, column in (("tokens", "invited_by"), ("certificates", "sha256")):  # of an earlier version
-                if column not in {row[1] for row in database.execute(f"PRAGMA table_info({table})")}:
-                    database.execute(f"ALTER TABLE {table} ADD COLUMN {column} TEXT")
-            database.execute(_GENERATIONS)
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -252,7 +244,7 @@ class Register:
             reason = removal.reason if caller.generation < removal.generation else row and row[0]
             if reason:
                 raise TrustError(f"the certificate of {caller.party} is refused: {reason}; join with a new token")
-            is_known = row is not None and row[1] in (None, caller.sha256)  # None: of an earlier version
+            is_known = row is not None and row[1] == caller.sha256
             _forget_expired(database, now_unix_s)
             pem = issue()
             if not is_known and facts_of(pem).authority != caller.authority:
@@ -296,36 +288,12 @@ class Register:
         return rows[0][0] or "" if rows else ""
 
     def removed(self, now_unix_s: float) -> Removals:
-        """Return the removed certificates that have not expired yet: one entry a party, whatever it renewed.
-
-        Those that an earlier version removed are single ones.
-        """
-        with self._transaction() as database:
-            parties = database.execute(
-                "SELECT reason, role, name, generation FROM generations WHERE ends_unix_s > ? ORDER BY role, name",
-                (now_unix_s,),
-            ).fetchall()
-            serials = database.execute(
-                "SELECT removed, serial FROM certificates LEFT JOIN generations USING (role, name) "
-                "WHERE removed NOT NULL AND certificates.ends_unix_s > ? AND generation IS NULL ORDER BY serial",
-                (now_unix_s,),
-            ).fetchall()
-        return Removals(
-            [
-                *(Removal(reason, serial) for reason, serial in serials),
-                *(Removal(reason, "", Party(role, name), number) for reason, role, name, number in parties),
-            ]
-        )
-
-    def removed_serials(self, now_unix_s: float) -> tuple[Removal, ...]:
-        """Return the newest removed certificates that have not expired, by serial, for nodes of earlier versions."""
+        """Return the removals of parties whose certificates have not all expired."""
         rows = self._rows(
-            "SELECT removed, serial FROM certificates WHERE removed NOT NULL AND ends_unix_s > ? "
-            "ORDER BY rowid DESC LIMIT ?",
+            "SELECT reason, role, name, generation FROM generations WHERE ends_unix_s > ? ORDER BY role, name",
             now_unix_s,
-            _MAX_SERIALS,
         )
-        return tuple(Removal(reason, serial) for reason, serial in rows)
+        return Removals(Removal(reason, Party(role, name), number) for reason, role, name, number in rows)
 
     def parties(self, now_unix_s: float) -> tuple[list[Party], list[Party]]:
         """Return the nodes and users with a certificate that holds, and those with an open token.
@@ -403,7 +371,7 @@ def _removal_of(database: sqlite3.Connection, party: Party) -> Removal:
     row = database.execute(
         "SELECT reason, generation FROM generations WHERE role = ? AND name = ?", _key(party)
     ).fetchone()
-    return Removal(row[0], party=party, generation=row[1]) if row else Removal("", party=party)
+    return Removal(row[0], party, row[1]) if row else Removal("", party, 0)
 
 
 def _forget_expired(database: sqlite3.Connection, now_unix_s: float) -> None:
@@ -667,7 +635,6 @@ class TrustKeeper:
 
     Attributes:
         credentials: the coordinator's own identity, and the revoked certificates.
-        removed_serials: revoked certificates by serial, for nodes of earlier versions.
         last_state: of the rotation, at the last look of ``advance``; None = none is under way.
 
     Raises:
@@ -683,7 +650,6 @@ class TrustKeeper:
         self._moves = TokenBucket(_RENEWALS, _RENEWALS / _RENEWALS_S, now_s=clock)
         self._invitations = TokenBucket(_INVITATIONS, _INVITATIONS / 60.0, now_s=clock)
         self._register = Register(folder, shared)
-        self.removed_serials: tuple[Removal, ...] = ()
         self._rotating = threading.RLock()  # held while the rotation changes
         self._versions: dict[str, str | None] = {}
         self._looked_unix_s = -math.inf
@@ -759,13 +725,14 @@ class TrustKeeper:
             return (self._authority.certificate_pem,)
         return rotation.authorities if self._next is not None else (rotation.old, rotation.new)
 
-    def _signing(self, *, takes_authorities: bool) -> Authority:
-        """Return the authority for a new certificate of a party; one of an earlier version knows one only."""
+    @property
+    def _signing(self) -> Authority:
+        """The authority for new certificates."""
         is_new = self._rotation is not None and self._rotation.phase is Phase.ISSUING
-        return self._next if is_new and takes_authorities and self._next is not None else self._authority
+        return self._next if is_new and self._next is not None else self._authority
 
-    def certify(self, secret: str, request_pem: bytes, *, takes_authorities: bool = True) -> bytes:
-        """Return a certificate for a token; ``takes_authorities``: for a party that may trust two.
+    def certify(self, secret: str, request_pem: bytes) -> bytes:
+        """Return a certificate for a token.
 
         Raises:
             TokenError: the token is wrong, used or expired.
@@ -775,7 +742,7 @@ class TrustKeeper:
 
         def issue(party: Party, generation: int, is_administrator: bool) -> bytes:
             _LOG.info("%s gets a certificate for its token", party)
-            return self._signing(takes_authorities=takes_authorities).issue(
+            return self._signing.issue(
                 party,
                 key,
                 now_unix_s,
@@ -788,17 +755,17 @@ class TrustKeeper:
         self._look()
         return pem
 
-    def renew(self, caller: CertificateFacts, request_pem: bytes, *, takes_authorities: bool = True) -> bytes:
+    def renew(self, caller: CertificateFacts, request_pem: bytes) -> bytes:
         """Return a certificate with a new key for a caller who has a valid one; a guest's ends when its own does.
 
-        ``takes_authorities``: the caller may trust two. Raises ``TrustError`` or ``BusyError``.
+        Raises ``TrustError`` or ``BusyError``.
         """
         key, now_unix_s = requested_key(request_pem), self._clock()
         left_days = (caller.ends_unix_s - now_unix_s) / _DAY_S
 
         def issue() -> bytes:
             days = left_days if caller.party.is_guest else DAYS
-            return self._signing(takes_authorities=takes_authorities).issue(
+            return self._signing.issue(
                 caller.party,
                 key,
                 now_unix_s,
@@ -996,6 +963,4 @@ class TrustKeeper:
 
     def _look(self) -> None:
         with self._lock:  # else an older list could take the place of a newer one
-            now_unix_s = self._clock()
-            self.credentials.removed = self._register.removed(now_unix_s)
-            self.removed_serials = self._register.removed_serials(now_unix_s)
+            self.credentials.removed = self._register.removed(self._clock())

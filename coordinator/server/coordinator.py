@@ -41,7 +41,7 @@ from ringtune.models.weights_by_digest import ModelManifest, Offers
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.storage.pieces import FilePieces, Pieces
 from ringtune.texts import printable
-from ringtune.transport.endpoints import require_compatible, require_private
+from ringtune.transport.endpoints import WIRE, require_compatible, require_private
 from ringtune.transport.open_calls import TokenBucket
 from ringtune.v1 import control_pb2
 
@@ -154,6 +154,11 @@ class Coordinator:
         check_node_name(member.node)
         require_private(member.address, option=f"node {member.node}: its address", insecure=self._insecure)
         require_compatible(f"node {member.node}", member.version)
+        if member.wire != WIRE:
+            raise UsageError(
+                f"node {member.node} has another build of ringtune (its messages are those of number "
+                f"{member.wire}, here of {WIRE}); install the same build on both"
+            )
         with self._lock:
             was_there = self._registry.is_alive(member.node, self._now_s())
             self._registry.join(member, self._now_s())

@@ -8,8 +8,8 @@ both as trusted ones first::
     over          the new one alone is trusted
 
 To the end of *issuing* the coordinator itself shows a certificate of the old authority: so a node or user that was
-away, and a token of before, reach it, and get the new authority with the answer. A member that never confirms, such as
-one of an earlier version, delays a phase to its end at most.
+away, and a token of before, reach it, and get the new authority with the answer. A member that never confirms
+delays a phase to its end at most.
 """
 
 from __future__ import annotations

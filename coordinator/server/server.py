@@ -133,12 +133,9 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
             if said != authorities_version(authorities):
                 reply.authorities_pem.extend(authorities)
             removed = self._keeper.credentials.removed
-            if not request.HasField("removals_version"):
-                reply.removed.extend(map(removal_to_proto, self._keeper.removed_serials))
-            else:
-                reply.removals_version = removed.version
-                if request.removals_version != removed.version:
-                    reply.removed.extend(map(removal_to_proto, removed.entries))
+            reply.removals_version = removed.version
+            if request.removals_version != removed.version:
+                reply.removed.extend(map(removal_to_proto, removed.entries))
         return reply
 
     def _hear(self, context: grpc.ServicerContext, authorities: str | None = None) -> None:
@@ -422,19 +419,17 @@ class JoiningServicer(trust_pb2_grpc.JoiningServicer):
         """Return a certificate for a token."""
         address = address_of(context.peer())
 
-        takes = request.takes_authorities
-
         def certify() -> bytes:
             if not self._wrong.allows(address):
                 raise BusyError(f"{_WRONG_TOKENS} wrong tokens came from {address} within a minute; try in a minute")
             try:
-                return self._keeper.certify(request.secret, request.request_pem, takes_authorities=takes)
+                return self._keeper.certify(request.secret, request.request_pem)
             except TokenError:
                 self._wrong.take(address)
                 raise
 
         pem = answer(context, certify)
-        return trust_pb2.CertifyReply(certificate_pem=pem, authorities_pem=self._keeper.authorities if takes else ())
+        return trust_pb2.CertifyReply(certificate_pem=pem, authorities_pem=self._keeper.authorities)
 
 
 class MembershipServicer(trust_pb2_grpc.MembershipServicer):
@@ -449,14 +444,14 @@ class MembershipServicer(trust_pb2_grpc.MembershipServicer):
 
     def Renew(self, request: trust_pb2.RenewRequest, context: grpc.ServicerContext) -> trust_pb2.CertifyReply:
         """Return a certificate for the caller's new key."""
-        caller, takes = caller_of(context), request.takes_authorities
+        caller = caller_of(context)
 
         def renew() -> trust_pb2.CertifyReply:
             if caller is None:
                 raise _PLAIN
             keeper = self._required()
-            pem = keeper.renew(caller, request.request_pem, takes_authorities=takes)
-            return trust_pb2.CertifyReply(certificate_pem=pem, authorities_pem=keeper.authorities if takes else ())
+            pem = keeper.renew(caller, request.request_pem)
+            return trust_pb2.CertifyReply(certificate_pem=pem, authorities_pem=keeper.authorities)
 
         return answer(context, renew)
 

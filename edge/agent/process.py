@@ -488,8 +488,7 @@ class Membership:
         self._heard_s = time.monotonic()
         self._clock.compare(sent_s, self._heard_s, reply.now_unix_s)
         self._missed = 0
-        # a coordinator of an earlier version has no version of them, and sends all each time
-        if not reply.HasField("removals_version") or reply.removals_version != self._removals_version:
+        if reply.removals_version != self._removals_version:
             self._removed, self._removals_version = removals_from_proto(reply.removed), reply.removals_version
         self._on_answer(self._removed, reply.authorities_pem)
         if self._is_silent:

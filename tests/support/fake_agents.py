@@ -174,7 +174,6 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         self.on_inspect: Callable[[], object] = lambda: None
         self.loss_of: Callable[[int], float] = lambda step: 0.5
         self.drift, self._steps_done = 0, 0
-        self.wire = WIRE
         self._on_link = on_link or _one_megabyte_a_second
         self.keeps_from: list[int] = []
         self._numbers = itertools.count(1)
@@ -206,7 +205,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
                 threads=1,
                 system="test",
                 instance=self.instance,
-                wire=self.wire,
+                wire=WIRE,
             ),
             timeout=CALL_S,
         )

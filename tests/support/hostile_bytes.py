@@ -575,7 +575,7 @@ def calls_readers() -> tuple[Reader, ...]:
     step = report.steps.add()
     step.seq, step.kind = 0, "train"
     scores = control_pb2.SubnetScores(owner="a", scores=2, subnets=1, values=bytes(32))
-    joined = control_pb2.JoinRequest(node="a", address="127.0.0.1:1", version="1")
+    joined = control_pb2.JoinRequest(node="a", address="127.0.0.1:1", version="1", wire=1)
     manifest = ModelSource(write_bert(Path(mkdtemp(prefix="ringtune-fuzz-")) / "model")).manifest
     asked = weights_pb2.FetchRequest(pieces=[{"sha256": bytes(32), "offset": 0}])
     return (

@@ -73,7 +73,7 @@ from ringtune.schedule.saved_activations import VELORA, overlap
 from ringtune.schedule.turns import Item, StepKind, Turn, items
 from ringtune.schedule.versions import ever_trained, forward_version, updated, weight_version
 from ringtune.storage.strict import Bounds, check_fields, read_object
-from ringtune.techniques.base import Technique, Term, WireNeed
+from ringtune.techniques.base import Technique, Term
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -1032,15 +1032,6 @@ def _audit_terms_of_helpers(course: Course, share: Any, sizes: Any) -> Iterable[
     yield Term("buffers", "pairs of a repeated fit", 3, pair)
 
 
-def wire_needs(job: Any, plan: Plan) -> Iterator[WireNeed]:
-    """Yield the audit, and what it goes together with."""
-    is_on = bool(job.audit_share)
-    yield WireNeed("[audit]", 5, is_on)
-    yield WireNeed("[audit] with VeLoRA", 7, is_on and plan.course.velora is not None)
-    yield WireNeed("[audit] with helpers", 8, is_on and any(placement.helpers for placement in plan.placements))
-    yield WireNeed("[audit] with offload.pairs = 'velora'", 9, is_on and plan.course.helper_settings.pairs == VELORA)
-
-
 def report_lines(report: Mapping[str, Any]) -> list[str]:
     """Say how much of the work was repeated, and with which result."""
     figures = report.get("audit")
@@ -1059,6 +1050,5 @@ TECHNIQUE: Final = Technique(
     check_course=check_course,
     check_plan=check_plan,
     memory_terms=memory_terms,
-    wire_needs=wire_needs,
     report_lines=report_lines,
 )

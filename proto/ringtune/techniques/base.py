@@ -6,7 +6,7 @@ record in the order of that list. A field that a record leaves out has no effect
     a job is read, compared      check_job, check_model, later_keys, unused_keys, equal_values
     a result is evaluated        evaluation_sections
     a plan is made               courses, check_course, placed, smaller_settings, memory_terms, disk_terms, parcels,
-                                 copies, wire_needs
+                                 copies
     a plan or times are given    course_fields, check_plan, timing_mismatch
     a plan is shown              course_lines, course_notes, training_lines, helper_lines, notes, plan_lines,
                                  table_lines
@@ -77,14 +77,6 @@ class Parcel(NamedTuple):
     nodes: tuple[str, ...]
     size_bytes: int
     remedy: str
-
-
-class WireNeed(NamedTuple):
-    """A part of a run, in words, that builds below a number of ``transport.endpoints.WIRE`` would pass over."""
-
-    what: str
-    number: int
-    is_used: bool
 
 
 class DecisionLines(NamedTuple):
@@ -158,7 +150,6 @@ class Technique:
         disk_terms: bytes in a node's folder beyond those that ``costs.memory_estimate`` counts.
         parcels: of a plan, with the sizes of its course at any node.
         copies: of a plan: tensors that several nodes hold alike and update each by itself.
-        wire_needs: of a job and its plan.
         course_fields: fields of a course in which a given plan may have another value than the job's draft.
         check_plan: refuses a given plan with other settings than the job's, given facts of the model; raises
             ``PlanError``.
@@ -203,7 +194,6 @@ class Technique:
     disk_terms: Callable[[Plan, str], Iterable[DiskTerm]] = _nothing
     parcels: Callable[[Plan, Any], Iterable[Parcel]] = _nothing
     copies: Callable[[Plan], Iterable[Copies]] = _nothing
-    wire_needs: Callable[[Any, Plan], Iterable[WireNeed]] = _nothing
     course_fields: Sequence[str] = ()
     check_plan: Callable[[Any, Plan, Any], object] = _nothing
     timing_mismatch: Callable[[Course, Any], str] = lambda course, facts: ""

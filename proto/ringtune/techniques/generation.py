@@ -33,7 +33,7 @@ from ringtune.models.family import LANGUAGE_TASKS
 from ringtune.schedule.course import JOINT, Course, Generation
 from ringtune.schedule.plan import Plan
 from ringtune.storage.strict import Bounds, check_fields
-from ringtune.techniques.base import ANEW, Shape, Technique, Term, WireNeed
+from ringtune.techniques.base import ANEW, Shape, Technique, Term
 
 TEXTS: Final = "texts.jsonl"
 """File in an owner's folder with the texts of its newest evaluation."""
@@ -169,5 +169,4 @@ TECHNIQUE: Final = Technique(
     evaluation_sections={"generation": None},  # other rows need no answers
     memory_terms=memory_terms,
     course_lines=course_lines,
-    wire_needs=lambda job, plan: [WireNeed("[generation]", 6, plan.course.generation is not None)],
 )

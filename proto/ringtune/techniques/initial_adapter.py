@@ -78,7 +78,7 @@ from ringtune.schedule.methods import method_class
 from ringtune.storage.pieces import FilePieces, Pieces
 from ringtune.storage.strict import read_json
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, is_finite, write_tensors
-from ringtune.techniques.base import Technique, WireNeed
+from ringtune.techniques.base import Technique
 
 INITIAL_FILE: Final = "initial.safetensors"
 """The file in a run's folder and in a node's cache."""
@@ -540,5 +540,4 @@ TECHNIQUE: Final[Technique] = Technique(
     check_job=check_job,
     courses=courses,
     course_lines=course_lines,
-    wire_needs=lambda job, plan: [WireNeed("adapter.from", 1, bool(plan.course.initial))],
 )

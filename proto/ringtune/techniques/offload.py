@@ -58,7 +58,7 @@ from ringtune.schedule.units import Range
 from ringtune.schedule.versions import ever_trained
 from ringtune.storage.strict import Bounds, InWords, OneOf, check_fields, nearest, to_table
 from ringtune.techniques.activation_checkpointing import BOTH
-from ringtune.techniques.base import ANEW, Shape, Technique, Term, WireNeed
+from ringtune.techniques.base import ANEW, Shape, Technique, Term
 from ringtune.techniques.operations import operations_of
 from ringtune.texts import listed
 
@@ -703,11 +703,6 @@ def _graphs_are_larger(course: Course, share: Any, sizes: Any) -> bool:
     return bool(sizes.pair_bytes(tokens) <= kept)
 
 
-def _wire_needs(job: Any, plan: Plan) -> tuple[WireNeed, ...]:
-    is_used = bool(plan.course.user_sets) and job.recovery.owners == "skip"
-    return (WireNeed("adapters of each user, whose owners may be left out", 8, is_used),)
-
-
 TECHNIQUE: Final = Technique(
     name="offload",
     course_fields=("offload",),
@@ -728,5 +723,4 @@ TECHNIQUE: Final = Technique(
     job_values=_job_values,
     changed=_changed,
     without_node=_without_node,
-    wire_needs=_wire_needs,
 )

@@ -104,19 +104,16 @@ def step_kind(text: str) -> StepKind:
 
 def removal_to_proto(removal: Removal) -> control_pb2.RemovedCertificate:
     """Encode a removal."""
-    message = control_pb2.RemovedCertificate(serial=removal.serial, reason=removal.reason)
-    if removal.party is not None:
-        message.role, message.name, message.generation = removal.party.role, removal.party.name, removal.generation
-    return message
+    party = removal.party
+    return control_pb2.RemovedCertificate(
+        reason=removal.reason, role=party.role, name=party.name, generation=removal.generation
+    )
 
 
 def removals_from_proto(messages: Iterable[control_pb2.RemovedCertificate]) -> Removals:
     """Decode removals."""
     return Removals(
-        Removal(each.reason, each.serial, party_of([f"{each.name}.{each.role}.ringtune"]), each.generation)
-        if each.name
-        else Removal(each.reason, each.serial)
-        for each in messages
+        Removal(each.reason, party_of([f"{each.name}.{each.role}.ringtune"]), each.generation) for each in messages
     )
 
 

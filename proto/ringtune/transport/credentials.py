@@ -22,19 +22,16 @@ if TYPE_CHECKING:
 
 
 class Removal(NamedTuple):
-    """Certificates that are refused: one by its serial, or those of a party before a generation.
+    """Certificates of a party that are refused: those before a generation.
 
     Attributes:
         reason: why.
-        serial: hex; empty = those of ``party``. Registers of earlier versions list serials.
-        party: whose; None = of any.
         generation: the first one that is not refused.
     """
 
     reason: str
-    serial: str = ""
-    party: Party | None = None
-    generation: int = 0
+    party: Party
+    generation: int
 
 
 class Removals:
@@ -42,16 +39,13 @@ class Removals:
 
     def __init__(self, removals: Iterable[Removal] = ()) -> None:
         self.entries = tuple(removals)
-        self._by_serial = {each.serial: each.reason for each in self.entries if each.party is None}
-        self._by_party = {each.party: each for each in self.entries if each.party is not None}
+        self._by_party = {each.party: each for each in self.entries}
         self.version = hashlib.sha256(repr(self.entries).encode()).hexdigest()[:16]
 
     def refusal(self, caller: CertificateFacts) -> str:
         """Say why a party with a valid certificate is refused; empty = it is not."""
         removal = self._by_party.get(caller.party)
-        if removal is not None and caller.generation < removal.generation:
-            return removal.reason
-        return self._by_serial.get(caller.serial, "")
+        return removal.reason if removal is not None and caller.generation < removal.generation else ""
 
 
 @dataclass(slots=True)

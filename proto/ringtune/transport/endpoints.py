@@ -227,21 +227,10 @@ SERVER_OPTIONS: Final[Options] = (
 """For ``grpc.server(pool, options=SERVER_OPTIONS)``; a busy port then raises at bind."""
 
 
-WIRE: Final = 9
-"""Number of the messages that this build knows: one more with each field that an older one would pass over in silence.
+WIRE: Final = 10
+"""Number of the messages between nodes and coordinator: one more with each field that other builds would misread.
 
-1: ``adapter.from``; checkpoints' copies, best results on disks, and heads from other disks, where all parameters train;
-copies of what helpers fit.
-2: numbers of copies, and racks; owners that come back.
-3: ``[audit]``.
-4: what an audited owner tells of the blocks and the head in its own turns.
-5: tags of tensors that an audited node receives.
-6: ``[generation]``.
-7: VeLoRA's vectors in the trail of an audited node.
-8: what a helper fits, and what its host holds of it, in the trails of an audited run; adapters of users whose owner is
-left out.
-9: vectors of projected pairs in the trail of an audited node, and beside each pair.
-"""
+A node with another number can't join, so that each message has one reader."""
 
 
 def is_compatible(version: str) -> bool:

@@ -77,12 +77,12 @@ def join(
             "certificate"
         )
     key = make_key()
-    request = trust_pb2.CertifyRequest(secret=token.secret, request_pem=make_request(key), takes_authorities=True)
+    request = trust_pb2.CertifyRequest(secret=token.secret, request_pem=make_request(key))
     credentials = grpc.ssl_channel_credentials(authority_pem)
     with pinned_channel(address, credentials, COORDINATOR.server_name, CLIENT_OPTIONS) as channel:
         stub = trust_pb2_grpc.JoiningStub(channel)
         reply = _repeated(lambda: stub.Certify(request, timeout=_CALL_S), address)
-    identity = Identity.of(key_pem(key), reply.certificate_pem, *(reply.authorities_pem or (authority_pem,)))
+    identity = Identity.of(key_pem(key), reply.certificate_pem, *reply.authorities_pem)
     if identity.party != token.party:
         raise TrustError(f"coordinator {address} made {token.party} {identity.party}; use one version on all machines")
     write_identity(folder, identity)
@@ -169,11 +169,11 @@ def renew(stub: trust_pb2_grpc.MembershipStub, credentials: Credentials, folder:
     """Get a new certificate for the current one, store it, and use it in connections opened from now on."""
     before, key = credentials.identity, make_key()
     try:
-        request = trust_pb2.RenewRequest(request_pem=make_request(key), takes_authorities=True)
+        request = trust_pb2.RenewRequest(request_pem=make_request(key))
         reply = stub.Renew(request, timeout=_RENEW_S)
     except grpc.RpcError as error:
         raise error_of_call(error, peer="the coordinator") from error
-    after = Identity.of(key_pem(key), reply.certificate_pem, *(reply.authorities_pem or before.authorities))
+    after = Identity.of(key_pem(key), reply.certificate_pem, *reply.authorities_pem)
     if after.party != before.party:
         raise TrustError(f"the coordinator made {before.party} {after.party}; use one version on all machines")
     write_identity(folder, after)
@@ -208,7 +208,7 @@ def renew_if_due(
 def take_authorities(authorities: Iterable[bytes], credentials: Credentials, folder: Path) -> None:
     """Trust the authorities that the coordinator names from now on, in connections opened later, and store that.
 
-    The signing one is first; none = of an earlier version, nothing changes. Those that leave out the authority of the
+    The signing one is first; none = nothing changes. Those that leave out the authority of the
     own certificate are not taken: nobody would accept that any more. If they can't be stored they are trusted until
     this process ends.
     """

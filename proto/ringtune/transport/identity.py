@@ -50,8 +50,8 @@ class CertificateFacts:
     """Facts of a party's certificate.
 
     Attributes:
-        generation: number of removals of the party before its issue; of an earlier version 0.
-        has_own_runs_only: whether it is of a user who is no administrator; of an earlier version all users are.
+        generation: number of removals of the party before its issue.
+        has_own_runs_only: whether it is of a user who is no administrator.
         authority: identifier of the key that has signed it, as ``authority_id``.
     """
 

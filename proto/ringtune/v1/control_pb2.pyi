@@ -91,18 +91,16 @@ class HeartbeatReply(_message.Message):
     def __init__(self, known: _Optional[bool] = ..., run_id: _Optional[str] = ..., now_unix_s: _Optional[float] = ..., removed: _Optional[_Iterable[_Union[RemovedCertificate, _Mapping]]] = ..., removals_version: _Optional[str] = ..., authorities_pem: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class RemovedCertificate(_message.Message):
-    __slots__ = ("serial", "reason", "role", "name", "generation")
-    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("reason", "role", "name", "generation")
     REASON_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
-    serial: str
     reason: str
     role: str
     name: str
     generation: int
-    def __init__(self, serial: _Optional[str] = ..., reason: _Optional[str] = ..., role: _Optional[str] = ..., name: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
+    def __init__(self, reason: _Optional[str] = ..., role: _Optional[str] = ..., name: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ("node", "instance")

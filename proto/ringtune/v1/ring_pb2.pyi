@@ -14,7 +14,6 @@ class FrameKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FRAME_KIND_HIDDEN: _ClassVar[FrameKind]
     FRAME_KIND_GRAD: _ClassVar[FrameKind]
     FRAME_KIND_HEAD: _ClassVar[FrameKind]
-    FRAME_KIND_PROBE: _ClassVar[FrameKind]
     FRAME_KIND_BYE: _ClassVar[FrameKind]
     FRAME_KIND_UNIT_GRAD: _ClassVar[FrameKind]
     FRAME_KIND_PAIRS: _ClassVar[FrameKind]
@@ -35,7 +34,6 @@ FRAME_KIND_HELLO: FrameKind
 FRAME_KIND_HIDDEN: FrameKind
 FRAME_KIND_GRAD: FrameKind
 FRAME_KIND_HEAD: FrameKind
-FRAME_KIND_PROBE: FrameKind
 FRAME_KIND_BYE: FrameKind
 FRAME_KIND_UNIT_GRAD: FrameKind
 FRAME_KIND_PAIRS: FrameKind

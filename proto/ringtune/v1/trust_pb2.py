@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17ringtune/v1/trust.proto\x12\x0bringtune.v1\"\x12\n\x10\x41uthorityRequest\"\'\n\x0e\x41uthorityReply\x12\x15\n\rauthority_pem\x18\x01 \x01(\x0c\"P\n\x0e\x43\x65rtifyRequest\x12\x0e\n\x06secret\x18\x01 \x01(\t\x12\x13\n\x0brequest_pem\x18\x02 \x01(\x0c\x12\x19\n\x11takes_authorities\x18\x03 \x01(\x08\"@\n\x0c\x43\x65rtifyReply\x12\x17\n\x0f\x63\x65rtificate_pem\x18\x01 \x01(\x0c\x12\x17\n\x0f\x61uthorities_pem\x18\x02 \x03(\x0c\">\n\x0cRenewRequest\x12\x13\n\x0brequest_pem\x18\x01 \x01(\x0c\x12\x19\n\x11takes_authorities\x18\x02 \x01(\x08\"\x1d\n\rInviteRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\"\x1c\n\x0bInviteReply\x12\r\n\x05token\x18\x01 \x01(\t\";\n\rRemoveRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"7\n\x0bRemoveReply\x12\x14\n\x0c\x63\x65rtificates\x18\x01 \x01(\r\x12\x12\n\nwas_member\x18\x02 \x01(\x08\".\n\x10\x44rainNodeRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04undo\x18\x02 \x01(\x08\" \n\x0e\x44rainNodeReply\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"5\n\rRotateRequest\x12\x10\n\x08within_s\x18\x01 \x01(\x01\x12\x12\n\nonly_looks\x18\x02 \x01(\x08\"\xcd\x01\n\x0bRotateReply\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x12\n\nold_sha256\x18\x02 \x01(\t\x12\x12\n\nnew_sha256\x18\x03 \x01(\t\x12\x14\n\x0c\x62\x65gan_unix_s\x18\x04 \x01(\x01\x12\x15\n\rissues_unix_s\x18\x05 \x01(\x01\x12\x13\n\x0b\x65nds_unix_s\x18\x06 \x01(\x01\x12\x13\n\x0bunconfirmed\x18\x07 \x03(\t\x12\x0f\n\x07waiting\x18\x08 \x03(\t\x12\x0e\n\x06\x66older\x18\t \x01(\t\x12\x0f\n\x07problem\x18\n \x01(\t2\x95\x01\n\x07Joining\x12G\n\tAuthority\x12\x1d.ringtune.v1.AuthorityRequest\x1a\x1b.ringtune.v1.AuthorityReply\x12\x41\n\x07\x43\x65rtify\x12\x1b.ringtune.v1.CertifyRequest\x1a\x19.ringtune.v1.CertifyReply2\xd4\x02\n\nMembership\x12=\n\x05Renew\x12\x19.ringtune.v1.RenewRequest\x1a\x19.ringtune.v1.CertifyReply\x12>\n\x06Invite\x12\x1a.ringtune.v1.InviteRequest\x1a\x18.ringtune.v1.InviteReply\x12>\n\x06Remove\x12\x1a.ringtune.v1.RemoveRequest\x1a\x18.ringtune.v1.RemoveReply\x12G\n\tDrainNode\x12\x1d.ringtune.v1.DrainNodeRequest\x1a\x1b.ringtune.v1.DrainNodeReply\x12>\n\x06Rotate\x12\x1a.ringtune.v1.RotateRequest\x1a\x18.ringtune.v1.RotateReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17ringtune/v1/trust.proto\x12\x0bringtune.v1\"\x12\n\x10\x41uthorityRequest\"\'\n\x0e\x41uthorityReply\x12\x15\n\rauthority_pem\x18\x01 \x01(\x0c\";\n\x0e\x43\x65rtifyRequest\x12\x0e\n\x06secret\x18\x01 \x01(\t\x12\x13\n\x0brequest_pem\x18\x02 \x01(\x0cJ\x04\x08\x03\x10\x04\"@\n\x0c\x43\x65rtifyReply\x12\x17\n\x0f\x63\x65rtificate_pem\x18\x01 \x01(\x0c\x12\x17\n\x0f\x61uthorities_pem\x18\x02 \x03(\x0c\")\n\x0cRenewRequest\x12\x13\n\x0brequest_pem\x18\x01 \x01(\x0cJ\x04\x08\x02\x10\x03\"\x1d\n\rInviteRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\"\x1c\n\x0bInviteReply\x12\r\n\x05token\x18\x01 \x01(\t\";\n\rRemoveRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"7\n\x0bRemoveReply\x12\x14\n\x0c\x63\x65rtificates\x18\x01 \x01(\r\x12\x12\n\nwas_member\x18\x02 \x01(\x08\".\n\x10\x44rainNodeRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04undo\x18\x02 \x01(\x08\" \n\x0e\x44rainNodeReply\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"5\n\rRotateRequest\x12\x10\n\x08within_s\x18\x01 \x01(\x01\x12\x12\n\nonly_looks\x18\x02 \x01(\x08\"\xcd\x01\n\x0bRotateReply\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x12\n\nold_sha256\x18\x02 \x01(\t\x12\x12\n\nnew_sha256\x18\x03 \x01(\t\x12\x14\n\x0c\x62\x65gan_unix_s\x18\x04 \x01(\x01\x12\x15\n\rissues_unix_s\x18\x05 \x01(\x01\x12\x13\n\x0b\x65nds_unix_s\x18\x06 \x01(\x01\x12\x13\n\x0bunconfirmed\x18\x07 \x03(\t\x12\x0f\n\x07waiting\x18\x08 \x03(\t\x12\x0e\n\x06\x66older\x18\t \x01(\t\x12\x0f\n\x07problem\x18\n \x01(\t2\x95\x01\n\x07Joining\x12G\n\tAuthority\x12\x1d.ringtune.v1.AuthorityRequest\x1a\x1b.ringtune.v1.AuthorityReply\x12\x41\n\x07\x43\x65rtify\x12\x1b.ringtune.v1.CertifyRequest\x1a\x19.ringtune.v1.CertifyReply2\xd4\x02\n\nMembership\x12=\n\x05Renew\x12\x19.ringtune.v1.RenewRequest\x1a\x19.ringtune.v1.CertifyReply\x12>\n\x06Invite\x12\x1a.ringtune.v1.InviteRequest\x1a\x18.ringtune.v1.InviteReply\x12>\n\x06Remove\x12\x1a.ringtune.v1.RemoveRequest\x1a\x18.ringtune.v1.RemoveReply\x12G\n\tDrainNode\x12\x1d.ringtune.v1.DrainNodeRequest\x1a\x1b.ringtune.v1.DrainNodeReply\x12>\n\x06Rotate\x12\x1a.ringtune.v1.RotateRequest\x1a\x18.ringtune.v1.RotateReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,29 +36,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_AUTHORITYREPLY']._serialized_start=60
   _globals['_AUTHORITYREPLY']._serialized_end=99
   _globals['_CERTIFYREQUEST']._serialized_start=101
-  _globals['_CERTIFYREQUEST']._serialized_end=181
-  _globals['_CERTIFYREPLY']._serialized_start=183
-  _globals['_CERTIFYREPLY']._serialized_end=247
-  _globals['_RENEWREQUEST']._serialized_start=249
-  _globals['_RENEWREQUEST']._serialized_end=311
-  _globals['_INVITEREQUEST']._serialized_start=313
-  _globals['_INVITEREQUEST']._serialized_end=342
-  _globals['_INVITEREPLY']._serialized_start=344
-  _globals['_INVITEREPLY']._serialized_end=372
-  _globals['_REMOVEREQUEST']._serialized_start=374
-  _globals['_REMOVEREQUEST']._serialized_end=433
-  _globals['_REMOVEREPLY']._serialized_start=435
-  _globals['_REMOVEREPLY']._serialized_end=490
-  _globals['_DRAINNODEREQUEST']._serialized_start=492
-  _globals['_DRAINNODEREQUEST']._serialized_end=538
-  _globals['_DRAINNODEREPLY']._serialized_start=540
-  _globals['_DRAINNODEREPLY']._serialized_end=572
-  _globals['_ROTATEREQUEST']._serialized_start=574
-  _globals['_ROTATEREQUEST']._serialized_end=627
-  _globals['_ROTATEREPLY']._serialized_start=630
-  _globals['_ROTATEREPLY']._serialized_end=835
-  _globals['_JOINING']._serialized_start=838
-  _globals['_JOINING']._serialized_end=987
-  _globals['_MEMBERSHIP']._serialized_start=990
-  _globals['_MEMBERSHIP']._serialized_end=1330
+  _globals['_CERTIFYREQUEST']._serialized_end=160
+  _globals['_CERTIFYREPLY']._serialized_start=162
+  _globals['_CERTIFYREPLY']._serialized_end=226
+  _globals['_RENEWREQUEST']._serialized_start=228
+  _globals['_RENEWREQUEST']._serialized_end=269
+  _globals['_INVITEREQUEST']._serialized_start=271
+  _globals['_INVITEREQUEST']._serialized_end=300
+  _globals['_INVITEREPLY']._serialized_start=302
+  _globals['_INVITEREPLY']._serialized_end=330
+  _globals['_REMOVEREQUEST']._serialized_start=332
+  _globals['_REMOVEREQUEST']._serialized_end=391
+  _globals['_REMOVEREPLY']._serialized_start=393
+  _globals['_REMOVEREPLY']._serialized_end=448
+  _globals['_DRAINNODEREQUEST']._serialized_start=450
+  _globals['_DRAINNODEREQUEST']._serialized_end=496
+  _globals['_DRAINNODEREPLY']._serialized_start=498
+  _globals['_DRAINNODEREPLY']._serialized_end=530
+  _globals['_ROTATEREQUEST']._serialized_start=532
+  _globals['_ROTATEREQUEST']._serialized_end=585
+  _globals['_ROTATEREPLY']._serialized_start=588
+  _globals['_ROTATEREPLY']._serialized_end=793
+  _globals['_JOINING']._serialized_start=796
+  _globals['_JOINING']._serialized_end=945
+  _globals['_MEMBERSHIP']._serialized_start=948
+  _globals['_MEMBERSHIP']._serialized_end=1288
 # @@protoc_insertion_point(module_scope)

@@ -17,14 +17,12 @@ class AuthorityReply(_message.Message):
     def __init__(self, authority_pem: _Optional[bytes] = ...) -> None: ...
 
 class CertifyRequest(_message.Message):
-    __slots__ = ("secret", "request_pem", "takes_authorities")
+    __slots__ = ("secret", "request_pem")
     SECRET_FIELD_NUMBER: _ClassVar[int]
     REQUEST_PEM_FIELD_NUMBER: _ClassVar[int]
-    TAKES_AUTHORITIES_FIELD_NUMBER: _ClassVar[int]
     secret: str
     request_pem: bytes
-    takes_authorities: bool
-    def __init__(self, secret: _Optional[str] = ..., request_pem: _Optional[bytes] = ..., takes_authorities: _Optional[bool] = ...) -> None: ...
+    def __init__(self, secret: _Optional[str] = ..., request_pem: _Optional[bytes] = ...) -> None: ...
 
 class CertifyReply(_message.Message):
     __slots__ = ("certificate_pem", "authorities_pem")
@@ -35,12 +33,10 @@ class CertifyReply(_message.Message):
     def __init__(self, certificate_pem: _Optional[bytes] = ..., authorities_pem: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class RenewRequest(_message.Message):
-    __slots__ = ("request_pem", "takes_authorities")
+    __slots__ = ("request_pem",)
     REQUEST_PEM_FIELD_NUMBER: _ClassVar[int]
-    TAKES_AUTHORITIES_FIELD_NUMBER: _ClassVar[int]
     request_pem: bytes
-    takes_authorities: bool
-    def __init__(self, request_pem: _Optional[bytes] = ..., takes_authorities: _Optional[bool] = ...) -> None: ...
+    def __init__(self, request_pem: _Optional[bytes] = ...) -> None: ...
 
 class InviteRequest(_message.Message):
     __slots__ = ("node",)

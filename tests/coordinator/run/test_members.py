@@ -27,7 +27,6 @@ from ringtune.run_control.state_machine import RunStateMachine
 from ringtune.schedule.methods import Hift, RingAda
 from ringtune.schedule.migration import without_owner
 from ringtune.schedule.plan import Plan
-from ringtune.transport.endpoints import WIRE
 from ringtune.transport.status import error_of_call
 from ringtune.v1 import control_pb2
 from tests.support.fake_agents import CALL_S, MODEL, FakeAgent, FakeCluster, facts, job
@@ -302,21 +301,15 @@ def test_run_that_waits_for_room_asks_members_that_had_no_part(cluster: FakeClus
 
 
 @pytest.mark.parametrize(
-    ("reason", "wire", "changes", "note"),
+    ("reason", "changes", "note"),
     [
-        (
-            "",
-            WIRE,
-            {"placement__replan": "never"},
-            "is back; its rows are trained again from the next turn boundary on",
-        ),
-        ("", 1, {}, "takes no part in this run: node c has an older build of ringtune"),
-        ("none is left", WIRE, {}, "decided after the next turn; its rows stay left out: none is left"),
-        ("none is left", WIRE, {"placement__replan": "never"}, "takes no part in this run: its rows stay left out"),
+        ("", {"placement__replan": "never"}, "is back; its rows are trained again from the next turn boundary on"),
+        ("none is left", {}, "decided after the next turn; its rows stay left out: none is left"),
+        ("none is left", {"placement__replan": "never"}, "takes no part in this run: its rows stay left out"),
     ],
 )
 def test_owner_that_was_left_out_and_joins_is_told_what_becomes_of_its_rows(
-    monkeypatch: pytest.MonkeyPatch, reason: str, wire: int, changes: dict[str, Any], note: str
+    monkeypatch: pytest.MonkeyPatch, reason: str, changes: dict[str, Any], note: str
 ) -> None:
     """It need not pay as a host that comes; where its rows stay out it may still get blocks."""
     monkeypatch.setattr(RunStateMachine, "left_out", ("c",))
@@ -324,7 +317,6 @@ def test_owner_that_was_left_out_and_joins_is_told_what_becomes_of_its_rows(
     with FakeCluster("a", "b", agents={"a": silent(1), "b": silent(2)}) as made:
         going = Going(made, **changes)
         agent = FakeAgent("c", made.server.address, **silent(3))
-        agent.wire = wire
         made.agents["c"] = agent
         agent.join()
         assert note in going.note_of("c")
@@ -372,7 +364,7 @@ def test_guest_is_no_host_of_a_run_that_waits_for_room(monkeypatch: pytest.Monke
     handler = handler_of(participants, machine)
     handler.begin(KNOWN, books, books)
     for joined in (member("pi"), dataclasses.replace(member("eval-00000000"), is_guest=True)):
-        handler.joined(dataclasses.replace(joined, wire=WIRE))
+        handler.joined(joined)
     assert inspected == ["pi"]
     assert noted[1:] == ["node eval-00000000 has joined the coordinator, and takes no part in this run: it is a guest"]
 

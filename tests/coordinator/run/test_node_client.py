@@ -62,6 +62,10 @@ class Node(control_pb2_grpc.AgentServicer):
             abort(context, answer)
         return control_pb2.Empty()
 
+    def Alive(self, request: control_pb2.Empty, context: grpc.ServicerContext) -> control_pb2.Empty:
+        """It is."""
+        return control_pb2.Empty()
+
     def Move(self, request: control_pb2.MoveRequest, context: grpc.ServicerContext) -> control_pb2.MoveReply:
         """Remember where to; a move to placement 1 waits until the test ends or it is called off."""
         self.moves.put(request.prepare.placement_number)
@@ -139,7 +143,7 @@ def calls_to(
         server.stop(0.0)
 
 
-def test_node_that_answers_lives_also_one_of_an_older_build(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_that_answers_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is asked beside the call under way; without a process there is no answer."""
     monkeypatch.setattr(file_calls, "ALIVE_S", WAIT_S)
     heard: queue.SimpleQueue[bool] = queue.SimpleQueue()

@@ -21,22 +21,15 @@ from coordinator.run import planning
 from coordinator.run.checkpoint import CheckpointManager
 from coordinator.run.driver import Participants
 from coordinator.run.members import LinkCache, Member
-from coordinator.run.planning import SizesChecked, check_sizes, check_waits, wire_problem
+from coordinator.run.planning import SizesChecked, check_sizes, check_waits
 from coordinator.run.requests import RunRequest
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.errors import CapacityError, DeadlineError, PeerLostError, PlanError, RingTuneError
 from ringtune.job.job import Job
 from ringtune.run_control import events as rd
-from ringtune.schedule.course import ALONE, Generation, HelperSettings
-from ringtune.schedule.methods.pipeadapter import PipeAdapter
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.saved_activations import VELORA, Velora
-from ringtune.schedule.units import Range
-from ringtune.techniques.offload import helped
 from tests.coordinator.planner.test_replicas import boards, job_of
 from tests.support.fake_agents import CALL_S, NO_TIMES, FakeCluster, facts, job
-from tests.support.plans import changed
-from tests.support.plans import make_plan as ring
 
 WHOLE: Any = {"train__batch_size": 8, "train__microbatches": 1}
 
@@ -237,44 +230,3 @@ def test_waits_that_a_message_outlasts_are_refused() -> None:
     job, plan, profile = planned(1e3)
     links = tuple(dataclasses.replace(link, is_assumed=True) for link in profile.links)
     check_waits(job, plan, dataclasses.replace(profile, links=links))
-
-
-def test_node_of_an_older_build_takes_no_part_where_state_moves() -> None:
-    """It would be refused in the middle of the run, as it does not say who fetches; alone, or staying, it trains."""
-    alone, both = ring([("a", 0, 4)], ["a"]), ring([("a", 0, 2), ("b", 2, 4)], ["a"])
-    staying = dataclasses.replace(
-        both, course=dataclasses.replace(both.course, method=PipeAdapter(hosts_above=(2, 2, 1, 1)))
-    )
-    refused = [plan for plan in (alone, both, staying) if wire_problem(job(), plan, {"a": 1, "b": 0})]
-    assert refused == [both]
-    assert wire_problem(job(), both, {"a": 1, "b": 1}) == "" == wire_problem(job(), both, {"a": 2}, takes_back=True)
-    assert wire_problem(job(), both, {"a": 2, "b": 1}, takes_back=True) == (
-        "node b has an older build of ringtune, which does not know owners that come back; install the coordinator's "
-        "there"
-    )
-    problem = wire_problem(job(), both, {"a": 1, "b": 0})
-    assert "node b has an older build" in problem and "moves and recoveries; install" in problem
-
-
-def test_technique_names_the_build_that_knows_it() -> None:
-    """Nodes of the number before it are named with what they do not know; those of that number have a part."""
-    plan = ring([("a", 0, 2), ("b", 2, 4)], ["a"])
-    helper = helped(plan, {"b": "z"})
-    of_users = helped(plan, {"a": "z", "b": "z"}, HelperSettings(users=ALONE))
-    audited, skipping = (
-        {"recovery.copies": "next", **more} for more in ({"audit.share": 0.02}, {"recovery.owners": "skip"})
-    )
-    velora = Velora(blocks=(Range(0, 1),), layers=("down",), parts=8)
-    for part, values, number, what in (
-        (changed(plan, initial="0" * 64), {}, 1, "adapter.from"),
-        (plan, audited, 5, "[audit]"),
-        (changed(plan, velora=velora), audited, 7, "[audit] with VeLoRA"),
-        (changed(plan, generation=Generation(rows=1, max_new_tokens=1, at_once=1)), {}, 6, "[generation]"),
-        (helper, audited, 8, "[audit] with helpers"),
-        (helped(plan, {"b": "z"}, HelperSettings(pairs=VELORA)), audited, 9, "[audit] with offload.pairs = 'velora'"),
-        (of_users, skipping, 8, "adapters of each user, whose owners may be left out"),
-    ):
-        submitted = job().with_overrides(values)
-        old, new = ({"a": 9, "b": each} for each in (number - 1, number))
-        assert what in wire_problem(submitted, part, old).partition("does not know ")[2]
-        assert wire_problem(submitted, part, new) == "" == wire_problem(job(), helper, {"b": 2})

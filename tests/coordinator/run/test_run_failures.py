@@ -39,7 +39,6 @@ from ringtune.errors import (
     JobError,
     ModelError,
     PeerLostError,
-    PlanError,
     RingTuneError,
     StorageError,
 )
@@ -677,15 +676,3 @@ def test_stop_while_a_run_goes_back_waits_for_the_run_that_begins(monkeypatch: p
         assert cluster.server.coordinator.stop("the test ends", CALL_S)
         with pytest.raises(InterruptedRunError, match="the test ends"):
             followed.result(CALL_S)
-
-
-def test_run_is_refused_on_nodes_of_a_build_that_would_pass_over_a_part_of_it() -> None:
-    """It has the same version, so that joining said nothing."""
-    cluster = FakeCluster("a", "b", "c")
-    cluster.agents["b"].wire = 0
-    wanted = of_all_parameters(recovery__copies="next", train__keep_best=True, train__eval_every=4)
-    with (
-        cluster,
-        pytest.raises(PlanError, match=r"node b has an older build .* copies of checkpoints and train.keep_best;"),
-    ):
-        follow(cluster, wanted)

@@ -42,7 +42,7 @@ from ringtune.transport import enrollment
 from ringtune.transport.channels import Server, open_channel
 from ringtune.transport.codecs import removals_from_proto
 from ringtune.transport.credentials import Credentials, Removal, using_credentials
-from ringtune.transport.endpoints import CLIENT_OPTIONS
+from ringtune.transport.endpoints import CLIENT_OPTIONS, WIRE
 from ringtune.transport.enrollment import join, renew, renew_if_due
 from ringtune.transport.identity import (
     BACKDATED_S,
@@ -259,11 +259,9 @@ def test_register_removes_every_certificate_and_open_token_of_a_party(register: 
         register.renew(facts, NOW_S, lambda: issue(PI_NODE, facts.generation))
     assert register.remove(PI_NODE, "it was stolen") == 21
     found = Register(tmp_path).removed(NOW_S)
-    assert found.entries == (Removal("it was stolen", party=PI_NODE, generation=1),)
+    assert found.entries == (Removal("it was stolen", PI_NODE, 1),)
     assert found.refusal(facts) == "it was stolen"
-    assert len(register.removed_serials(NOW_S)) == 21
-    later_s = NOW_S + (DAYS + 1) * DAY_S
-    assert register.removed(later_s).entries == register.removed_serials(later_s) == ()
+    assert register.removed(NOW_S + (DAYS + 1) * DAY_S).entries == ()
     with pytest.raises(TokenError):
         register.redeem("open", "key", NOW_S, never)
     assert register.redeem("of another", "key", NOW_S, issue)
@@ -277,14 +275,9 @@ def test_register_removes_nobody_whom_it_does_not_know(register: Register) -> No
     assert [register.remove(PI_NODE, "gone"), register.remove(PI_NODE, "gone")] == [1, 0]
 
 
-@pytest.mark.parametrize("is_old", [False, True])
-def test_register_removes_a_user_with_the_guests(tmp_path: Path, is_old: bool) -> None:
-    """Those that have joined and those that have not, of this user only; registers of earlier versions go on."""
+def test_register_removes_a_user_with_the_guests(tmp_path: Path) -> None:
+    """Those that have joined and those that have not, of this user only."""
     register = Register(tmp_path)
-    if is_old:
-        with contextlib.closing(sqlite3.connect(tmp_path / "register.sqlite")) as database:
-            database.execute("ALTER TABLE tokens DROP COLUMN invited_by")
-        register = Register(tmp_path)
     for name, user in (("eval-00000000", "alice"), ("eval-00000001", "alice"), ("eval-00000002", "bob")):
         register.add_token(name, node_party(name), NOW_S + HOUR_S, invited_by=user)
     register.add_token("alice", ALICE, NOW_S + HOUR_S)
@@ -334,26 +327,6 @@ def test_register_that_removes_during_a_renewal_refuses_what_it_gave(register: R
     for each in (caller, given):
         with pytest.raises(TrustError, match="node pi is refused: stolen; join with a new token"):
             register.renew(each, NOW_S, lambda: never(PI_NODE, 0))
-
-
-def test_register_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
-    """Its certificates have no generation: the removed one stays refused, a later one renews and can be removed."""
-    register = Register(tmp_path)
-    old, new = (facts_of(issue(PI_NODE, 0)) for _ in range(2))
-    with sqlite3.connect(tmp_path / FILE) as database:
-        database.execute("DROP TABLE generations")
-        database.execute("ALTER TABLE certificates DROP COLUMN sha256")
-        for facts, why in ((old, "stolen"), (new, None)):
-            row = (facts.serial, "node", "pi", facts.ends_unix_s, why)
-            database.execute("INSERT INTO certificates VALUES (?, ?, ?, ?, ?)", row)
-    database.close()
-    register = Register(tmp_path)
-    assert register.removed(NOW_S).entries == (Removal("stolen", old.serial),)
-    with pytest.raises(TrustError, match="stolen"):
-        register.renew(old, NOW_S, lambda: never(PI_NODE, 0))
-    renewed = facts_of(register.renew(new, NOW_S, lambda: issue(PI_NODE, new.generation)))
-    register.remove(PI_NODE, "sold")
-    assert [register.removed(NOW_S).refusal(each) for each in (old, new, renewed)] == ["sold"] * 3
 
 
 @pytest.mark.parametrize("damage", [lambda path: path.write_bytes(b"not a database" * 99), lambda path: _newer(path)])
@@ -633,7 +606,8 @@ def test_joining_holds_for_a_run_of_years(tmp_path: Path) -> None:
     def renew(request: trust_pb2.RenewRequest, *, timeout: float) -> trust_pb2.CertifyReply:
         if is_away:
             raise DroppedCallError("Socket closed")
-        return trust_pb2.CertifyReply(certificate_pem=keeper.renew(credentials.identity.facts, request.request_pem))
+        pem = keeper.renew(credentials.identity.facts, request.request_pem)
+        return trust_pb2.CertifyReply(certificate_pem=pem, authorities_pem=keeper.authorities)
 
     stub: Any = SimpleNamespace(Renew=renew)
     for day in range(3 * 365):
@@ -708,7 +682,9 @@ def test_joining_node_that_is_removed_meanwhile_is_no_member(tmp_path: Path, mon
             real(coordinator, member)
 
         monkeypatch.setattr(Coordinator, "join", late)
-        asked = control_pb2.JoinRequest(node="pi", address="127.0.0.1:5", version=__version__, instance="one")
+        asked = control_pb2.JoinRequest(
+            node="pi", address="127.0.0.1:5", version=__version__, instance="one", wire=WIRE
+        )
         why = "pi is refused: node pi was removed; join with a new token"
         with coordinator_calls(address, pi) as stub, pytest.raises(grpc.RpcError, match=why):
             stub.Join(asked, timeout=30)
@@ -756,7 +732,9 @@ def test_joining_of_guests_is_by_invitation_of_a_user(tmp_path: Path) -> None:
         with membership(address, credentials) as stub:
             renew(stub, credentials, tmp_path / "guest")
         assert credentials.identity.facts.ends_unix_s == pytest.approx(identity.facts.ends_unix_s, abs=1.5)
-        asked = control_pb2.JoinRequest(node=guest.name, address="127.0.0.1:5", version=__version__, instance="one")
+        asked = control_pb2.JoinRequest(
+            node=guest.name, address="127.0.0.1:5", version=__version__, instance="one", wire=WIRE
+        )
         with coordinator_calls(address, credentials) as coordinator:
             with pytest.raises(grpc.RpcError, match="is a guest of one evaluation, no host"):
                 coordinator.Join(asked, timeout=30)
@@ -771,25 +749,22 @@ def test_joining_of_guests_is_by_invitation_of_a_user(tmp_path: Path) -> None:
 
 
 def test_heartbeat_answers_have_the_removed_when_they_have_changed(tmp_path: Path) -> None:
-    """A node that has the list gets no second one; a node of an earlier version gets serials with each answer."""
+    """A node that has the list gets no second one."""
     jetson = node_party("jetson")
     with running(tmp_path / "trust") as (keeper, address):
-        pi, gone = joined(address, tmp_path / "trust"), joined(address, tmp_path / "trust", jetson)
+        pi, _ = joined(address, tmp_path / "trust"), joined(address, tmp_path / "trust", jetson)
         keeper.remove(jetson, "sold")
         with coordinator_calls(address, pi) as stub:
 
-            def beat(version: str | None) -> Any:
+            def beat(version: str) -> Any:
                 request = control_pb2.HeartbeatRequest(node="pi", instance="one", removals_version=version)
                 return stub.Heartbeat(request, timeout=30)
 
             first = beat("")
-            assert removals_from_proto(first.removed).entries == (Removal("sold", party=jetson, generation=1),)
+            assert removals_from_proto(first.removed).entries == (Removal("sold", jetson, 1),)
             assert first.removals_version == keeper.credentials.removed.version
             same = beat(first.removals_version)
             assert not same.removed and same.removals_version == first.removals_version
-            old = beat(None)
-            assert not old.HasField("removals_version")
-            assert removals_from_proto(old.removed).entries == (Removal("sold", gone.identity.facts.serial),)
 
 
 @pytest.mark.parametrize("days", [20.0, -400.0])

@@ -42,7 +42,7 @@ from ringtune.models.weights_by_digest import ModelSource, manifest_from_proto
 from ringtune.storage.pieces import FilePieces, Pieces
 from ringtune.transport.channels import open_channel
 from ringtune.transport.credentials import Credentials, using_credentials
-from ringtune.transport.endpoints import CLIENT_OPTIONS
+from ringtune.transport.endpoints import CLIENT_OPTIONS, WIRE
 from ringtune.transport.open_calls import TokenBucket
 from ringtune.transport.parties import COORDINATOR, Party
 from ringtune.transport.status import error_of_status
@@ -69,10 +69,10 @@ def stub(server: CoordinatorServer) -> Iterator[control_pb2_grpc.CoordinatorStub
     channel.close()
 
 
-def joining(**changes: str) -> control_pb2.JoinRequest:
+def joining(**changes: Any) -> control_pb2.JoinRequest:
     """A request to join as node a."""
-    values: dict[str, Any] = {"node": "a", "address": "127.0.0.1:5", "version": __version__, "instance": "one"}
-    values |= changes
+    values: dict[str, Any] = {"node": "a", "address": "127.0.0.1:5", "instance": "one"}
+    values |= {"version": __version__, "wire": WIRE} | changes
     return control_pb2.JoinRequest(has_data=True, memory_bytes=1 << 30, device="cpu", threads=2, **values)
 
 
@@ -159,10 +159,11 @@ def test_service_refuses_strangers_clones_and_what_it_can_not_read(stub: control
         ({"address": "nowhere"}, UsageError, "is not HOST:PORT"),
         ({"address": "10.1.2.3:5"}, UsageError, "reaches beyond this machine"),
         ({"version": "9.9.0"}, UsageError, "install the same version"),
+        ({"wire": 9}, UsageError, "messages are those of number 9"),
     ],
 )
 def test_service_refuses_to_let_in(
-    stub: control_pb2_grpc.CoordinatorStub, changes: dict[str, str], kind: type[RingTuneError], message: str
+    stub: control_pb2_grpc.CoordinatorStub, changes: dict[str, Any], kind: type[RingTuneError], message: str
 ) -> None:
     """Names, addresses and versions that can't be used are refused with a reason."""
     with pytest.raises(grpc.RpcError) as caught:

@@ -26,6 +26,7 @@ from ringtune.schedule.turns import StartPoint
 from ringtune.storage.pieces import Piece, Pieces
 from ringtune.storage.tensor_files import TensorFile
 from ringtune.transport.channels import Server, open_channel
+from ringtune.transport.endpoints import WIRE
 from ringtune.v1 import control_pb2, control_pb2_grpc
 from tests.edge.checkpoint.test_snapshots import file_of
 from tests.support import failpoints
@@ -62,7 +63,9 @@ def test_call_to_the_coordinator_is_made_again(
     ended: list[str] = []
     with CoordinatorServer("127.0.0.1:0", lease_s=60.0) as server, open_channel(server.address) as channel:
         stub = control_pb2_grpc.CoordinatorStub(channel)
-        identity = control_pb2.JoinRequest(node="a", address="127.0.0.1:1", version=__version__, instance="i")
+        identity = control_pb2.JoinRequest(
+            node="a", address="127.0.0.1:1", version=__version__, instance="i", wire=WIRE
+        )
         found = Membership(
             stub=stub,
             where="there",

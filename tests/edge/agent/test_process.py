@@ -58,28 +58,30 @@ def test_count_rows_leaves_other_forms_to_the_task(tmp_path: Path) -> None:
         count_rows(broken, (0, 1))
 
 
-def test_calls_to_the_coordinator_take_a_renewed_certificate(tmp_path: Path) -> None:
+def test_calls_to_the_coordinator_take_a_renewed_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next call is made with it, over a new connection; and whoever was removed is refused here from then on."""
+    callers: list[str] = []
     trust, folder = tmp_path / "trust", tmp_path / "node"
     with running(trust) as (keeper, address), contextlib.ExitStack() as channels:
+        monkeypatch.setattr(keeper, "heard", lambda caller, version: callers.append(caller.serial))
         authority = Authority.read(trust)
         who = Credentials(authority.identity(node_party("pi"), time.time() - 274 * DAY_S))
         beat = control_pb2.HeartbeatRequest(node="pi", instance="i")
         with using_credentials(who):
             calls = CoordinatorCalls(AgentOptions(coordinator=address, name="pi", trust=folder), channels)
-            first, gone = who.identity, Removals([Removal("node b was removed", "1f")])
+            first, gone = who.identity, Removals([Removal("node b was removed", node_party("b"), 1)])
             calls.hear(gone)
             assert (who.removed, who.identity) == (gone, first)
             first = who.identity = authority.identity(node_party("pi"), time.time() - 276 * DAY_S)
             assert not calls.stub.Heartbeat(beat, timeout=WAIT_S).known
-            keeper.credentials.removed = Removals([Removal("it is the old one", first.facts.serial)])
-            with pytest.raises(grpc.RpcError, match="it is the old one"):
+            keeper.credentials.removed = Removals([Removal("it was removed", node_party("pi"), 1)])
+            with pytest.raises(grpc.RpcError, match="it was removed"):
                 calls.stub.Heartbeat(beat, timeout=WAIT_S)
             keeper.credentials.removed = Removals()
             calls.hear(Removals())
         assert read_identity(folder, time.time()) == who.identity != first
-        keeper.credentials.removed = Removals([Removal("it is the old one", first.facts.serial)])
         assert not calls.stub.Heartbeat(beat, timeout=WAIT_S).known
+        assert callers == [first.facts.serial, who.identity.facts.serial]
 
 
 class FakeAgent:

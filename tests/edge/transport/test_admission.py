@@ -126,7 +126,6 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"source": "c"}, "has the source node 'c'"),
     ({"kind": ring_pb2.FRAME_KIND_HELLO}, "kind 1"),
     ({"kind": ring_pb2.FRAME_KIND_GRAD}, "not in the plan"),
-    ({"kind": ring_pb2.FRAME_KIND_PROBE}, "a frame of kind 5 arrived"),  # of an earlier version
     ({"kind": 99}, "kind 99"),
     ({"seq": -1}, "is of a turn that is none of turns 0 to 6"),
     ({"seq": 10**12}, "is of a turn that is none of turns 0 to 6"),
