@@ -213,29 +213,35 @@ def main(arguments: Sequence[str], output: TextIO) -> int:
         torch.set_num_threads(job.runtime.threads or usable_cores())
         model = TextModel(job, Path(saved))
         write({"ready": model.ready})
-        requests: queue.Queue[Any] = queue.Queue()
-        stopped: set[int] = set()
-        threading.Thread(target=_read, args=(own_input, requests, stopped), name="requests", daemon=True).start()
-        while (request := requests.get()) is not None:
+        asked = _Requests()
+        threading.Thread(target=asked.read, args=(own_input,), name="requests", daemon=True).start()
+        while (request := asked.queue.get()) is not None:
             number = int(request["id"])
-            for event in model.events(request, lambda number=number: bool(stopped & {number, _ALL})):  # type: ignore[misc]
+            for event in model.events(request, lambda number=number: asked.last_stopped >= number):  # type: ignore[misc]
                 write({"id": number, **event})
 
     return exit_code_of(answer)
 
 
-_ALL: Final = -1
-"""Stands for all answers, when the input has ended."""
+class _Requests:
+    """Requests by increasing number, each sent when the one before has ended.
 
+    Attributes:
+        last_stopped: the newest request that was asked to end; all, once the input has ended.
+    """
 
-def _read(own_input: int, requests: queue.Queue[Any], stopped: set[int]) -> None:
-    """Pass requests on, and note the answers to end."""
-    with os.fdopen(own_input, encoding="utf-8") as lines:
-        for line in lines:
-            message = json.loads(line)
-            if "stop" in message:
-                stopped.add(int(message["stop"]))
-            else:
-                requests.put(message)
-    stopped.add(_ALL)
-    requests.put(None)
+    def __init__(self) -> None:
+        self.queue: queue.Queue[Any] = queue.Queue()
+        self.last_stopped = -math.inf
+
+    def read(self, own_input: int) -> None:
+        """Pass requests on until the input ends."""
+        with os.fdopen(own_input, encoding="utf-8") as lines:
+            for line in lines:
+                message = json.loads(line)
+                if "stop" in message:
+                    self.last_stopped = int(message["stop"])
+                else:
+                    self.queue.put(message)
+        self.last_stopped = math.inf
+        self.queue.put(None)
