@@ -23,7 +23,7 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from ringtune import __version__, targets_of
-from ringtune.errors import InterruptedRunError, RingTuneError, StorageError, UsageError
+from ringtune.errors import InterruptedRunError, RingTuneError, StorageError, UsageError, internal_error
 from ringtune.machine.process import guard_outputs, lost_output, mark_command_process
 from ringtune.options import RENAMED
 from ringtune.texts import log_to_stderr, shown
@@ -153,9 +153,11 @@ class LazyGroup(TyperGroup):
             _refuse(error, command)
         except (OSError, RuntimeError) as error:  # pathlib makes the second one of a loop of links
             cause = error if isinstance(error, OSError) else error.__context__
-            if not isinstance(cause, OSError) or cause.errno not in _NO_PATH or cause.filename is None:
+            if not isinstance(cause, OSError) or cause.filename is None:
                 raise
-            wrong = UsageError(f"{shown(str(cause.filename))} can't be used as a path: {cause.strerror}")
+            wrong = internal_error(cause)
+            if cause.errno in _NO_PATH:
+                wrong = UsageError(f"{shown(str(cause.filename))} can't be used as a path: {cause.strerror}")
             _show(wrong)
             raise typer.Exit(wrong.exit_code) from error
         except KeyboardInterrupt as error:
@@ -196,7 +198,7 @@ _EXIT_CODES = (
     "Exit codes: 0 done; 1 the run failed; 2 the command line makes no sense; 3 nobody answers, a port is busy, "
     "or a certificate or token is not accepted; "
     "4 a node died, hung or missed a deadline; 5 job, data, model or plan is wrong; 6 it does not fit in memory; "
-    "7 damaged bytes; 8 busy, or the name is taken; 9 a disk is full or a folder can't be written; "
+    "7 damaged bytes; 8 busy, or the name is taken; 9 a disk is full, a folder can't be written or a file is gone; "
     "70 a bug of ringtune; 130 Ctrl-C in every command, also SIGTERM or a closed terminal where a run is saved; "
     "143 a node got SIGTERM; 129 a node's terminal was closed."
 )

@@ -19,7 +19,7 @@ The tree::
     │   ├── DamagedError                  a source of weights sends something else than it promised
     │   └── FrameError                    a frame for another run, placement, step, shape or dtype
     ├── BusyError                exit 8   the coordinator already drives a run
-    ├── StorageError             exit 9   a disk is full, or a folder can't be written
+    ├── StorageError             exit 9   a disk is full, a folder can't be written, a file is gone
     ├── TrustError               exit 3   a certificate is missing, expired, foreign, removed, or allows something else
     │   └── TokenError                    a join token is wrong, used or expired
     └── InterruptedRunError      exit 130 Ctrl-C
@@ -150,7 +150,7 @@ class BusyError(RingTuneError):
 
 
 class StorageError(RingTuneError):
-    """A disk is full, or a folder can't be written; the earlier content is intact."""
+    """A disk is full, a folder can't be written, or a file is gone; the earlier content is intact."""
 
     exit_code = 9
     status = "RESOURCE_EXHAUSTED"
@@ -208,16 +208,21 @@ def sent_by(peer: str) -> Iterator[None]:
 
 
 def internal_error(error: BaseException, *, where: str = "") -> RingTuneError:
-    """Describe an unforeseen error to another party by its class and its place in the code.
+    """Describe an unforeseen error to another party by its class and its place in the code, one of a file by its name.
 
     Its message may contain a cell of a row, so it stays in the log of its process; only messages of ``OSError``,
     ``MemoryError`` and ``RuntimeError`` are included. ``where`` is put before the message, such as ``node a``.
     """
+    begin = f"{where}: " if where else ""
+    if isinstance(error, OSError) and error.filename is not None:
+        return StorageError(
+            f"{begin}can't use {error.filename}: {error.strerror}; check the file and its disk, and that no other "
+            "program changes it meanwhile"
+        )
     places = [f"{frame.f_globals.get('__name__', '?')}:{line}" for frame, line in walk_tb(error.__traceback__)]
     ours = [place for place in places if place.partition(".")[0] in _OURS]
     text = f": {error}" if isinstance(error, OSError | MemoryError | RuntimeError) else ""
     place = f" at {ours[-1]}" if ours else ""
-    begin = f"{where}: " if where else ""
     return RingTuneError(f"{begin}internal error, {type(error).__name__}{place}{text}; please report it, with its log")
 
 

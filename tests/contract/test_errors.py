@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ringtune import errors
-from ringtune.errors import all_errors, internal_error
+from ringtune.errors import StorageError, all_errors, internal_error
 from tests.support.cases import cases
 
 # Every class with its parent, exit code and wire status: what users and peers rely on.
@@ -54,6 +54,13 @@ def test_text_of_an_error_that_nobody_foresaw_is_told_to_nobody(kind: type[Excep
     """It may be a cell of a row."""
     error = internal_error(kind("Alice has measles"), where="node a")
     assert str(error) == f"node a: internal error, {kind.__name__}; please report it, with its log"
+
+
+def test_error_of_a_file_that_nobody_foresaw_names_it() -> None:
+    """It may be gone, or a folder by now: a matter of the user's disk, and no bug."""
+    error = internal_error(FileNotFoundError(2, "No such file or directory", "model.safetensors"), where="node a")
+    assert str(error).startswith("node a: can't use model.safetensors: No such file or directory; check the file")
+    assert error.exit_code == StorageError.exit_code
 
 
 @cases("error", [OSError(28, "No space left on device"), MemoryError("9 GB"), RuntimeError("shapes")])

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar, cast
 
-from ringtune.errors import DeadlineError, PeerLostError, RingTuneError, all_errors
+from ringtune.errors import DeadlineError, PeerLostError, RingTuneError, all_errors, internal_error
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -148,9 +148,12 @@ def exit_code_of(work: Callable[[], object]) -> int:
         work()
     except BrokenPipeError:
         return 1
-    except RingTuneError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
+    except (RingTuneError, OSError) as error:
+        if isinstance(error, OSError) and error.filename is None:
+            raise
+        told = error if isinstance(error, RingTuneError) else internal_error(error)
+        sys.stderr.write(f"error: {told}\n")
+        return told.exit_code
     return 0
 
 
