@@ -48,7 +48,7 @@ from edge.model.auxiliary import deltas_of
 from edge.model.prediction_heads import HEAD, head_config
 from edge.model.skeleton import ADAPTER, Skeleton
 from edge.model.tensor_files import SafetensorsFiles, fill, pieces_of, require_finite_values
-from ringtune.errors import IntegrityError
+from ringtune.errors import IntegrityError, ModelError
 from ringtune.models.adapter_config import INVERTIBLE
 from ringtune.models.architecture_heads import HEAD_PREFIX, architecture_head
 from ringtune.models.auxiliary_models import describe, is_of_library
@@ -75,6 +75,7 @@ from ringtune.models.result_files import (
 from ringtune.models.text_towers import is_tower, text_values
 from ringtune.models.tokenizer import SETTINGS_FILE, TEMPLATE_FILE, chat_templates, read_settings_table, template_files
 from ringtune.storage.pieces import FilePieces, Pieces
+from ringtune.storage.strict import MAX_GIVEN_BYTES
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
 from ringtune.techniques.initial_adapter import head_problem
 
@@ -356,13 +357,22 @@ def description_files(skeleton: Skeleton, task: str, folder: Path) -> dict[str, 
     for name in MODEL_SIDE_FILES:
         path = folder / name
         if path.is_file() and not (is_tower(values) and name == PREPROCESSOR_FILE):
-            files[name] = _json(_without_local(read_settings_table(path))) if name in _WITH_PATHS else FilePieces(path)
+            files[name] = _json(_without_local(read_settings_table(path))) if name in _WITH_PATHS else side_file(path)
     if template_files(folder):
         templates = [{"name": name, "template": text} for name, text in chat_templates(folder).items()]
         files.pop(TEMPLATE_FILE, None)
         saved = _without_local(read_settings_table(folder / SETTINGS_FILE))
         files[SETTINGS_FILE] = _json({**saved, "chat_template": templates})
     return files
+
+
+def side_file(path: Path) -> FilePieces:
+    """Return a file beside the weights; raises ``ModelError`` for one that no library would read."""
+    if (size_bytes := path.stat().st_size) > MAX_GIVEN_BYTES:
+        raise ModelError(
+            f"{path} has {size_bytes:,} bytes, {MAX_GIVEN_BYTES:,} at most are copied; fetch the model again"
+        )
+    return FilePieces(path)
 
 
 _WITH_PATHS: Final = ("generation_config.json", "preprocessor_config.json", "tokenizer_config.json")

@@ -114,6 +114,9 @@ def matrix() -> Iterator[Case]:
         yield _case(rotation=rotation)
         yield from (_case(Fault("d", f"answered Grant 4 {failure}"), rotation=rotation) for failure in ("kill", "stop"))
         yield _case(Fault("c", "answer Move 1 kill"), moves=True, rotation=rotation)
+        hostile = ("send h 9 cut", "answered Grant 3 withhold")
+        yield from (_case(Fault("d", order), rotation=rotation) for order in hostile)
+        yield _case(rotation=rotation, duplicate="c")
 
 
 def soak(minutes: float, seed: int) -> Iterator[Case]:

@@ -408,7 +408,8 @@ def check_fields(settings: object, *, where: str, error: type[InvalidInputError]
                 rule.check(join(where, name), value, error)
 
 
-_MAX_GIVEN_BYTES: Final = 1 << 30
+MAX_GIVEN_BYTES: Final = 1 << 30
+"""Most bytes of a text file that is read whole."""
 
 
 def read_given(path: Path, *, encoding: str = "utf-8") -> str:
@@ -416,7 +417,7 @@ def read_given(path: Path, *, encoding: str = "utf-8") -> str:
     if path.exists() and not path.is_file():
         what = (errno.EISDIR, "it is a folder") if path.is_dir() else (errno.EINVAL, "it is a pipe or device, no file")
         raise OSError(*what, str(path))
-    if path.stat().st_size > _MAX_GIVEN_BYTES:
+    if path.stat().st_size > MAX_GIVEN_BYTES:
         raise OSError(errno.EFBIG, "it is too long", str(path))
     return path.read_text(encoding=encoding)
 

@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import load, load_file, save_file
 
 from coordinator.run.collect import ExpectedResult, check_parts
-from edge.model.result import result_files, users_files
+from edge.model.result import result_files, side_file, users_files
 from edge.model.skeleton import ADAPTER
 from edge.techniques.offload.sites import adapter_weights
 from ringtune.costs.model_facts import model_facts
-from ringtune.errors import DivergedError, IntegrityError, PlanError
+from ringtune.errors import DivergedError, IntegrityError, ModelError, PlanError
 from ringtune.job.job import Job, parse_job
 from ringtune.models.families import FAMILIES
 from ringtune.models.result_files import ADAPTER_FILES
@@ -192,6 +192,14 @@ def saved(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Calla
 
 
 Saved = Callable[[str], tuple[ring.HandRing, Path]]
+
+
+def test_sparse_file_beside_the_weights_is_not_copied(tmp_path: Path) -> None:
+    """It has few bytes on its disk, and would fill that of the result."""
+    with (tmp_path / "tokenizer.json").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ModelError, match=r"tokenizer.json has 1,099,511,627,776 bytes, .* are copied; fetch"):
+        side_file(tmp_path / "tokenizer.json")
 
 
 def test_saving_holds_no_local_path(model_folder: Path, saved: Saved) -> None:
