@@ -162,7 +162,7 @@ class RunStateMachine:
         if self.phase in ("done", "failed"):
             return []
         self._now_s = now_s
-        passed = self._handled(lambda: self._dispatch(event))
+        passed = self._handled(lambda: self._dispatch(rd.without_stop(event)))
         held = self._grants.held if self._grants is not None else None
         if self.phase == "training" and held is not None and self._may_take_back_before(held):
             passed += self._handled(self._take_back)
@@ -252,8 +252,8 @@ class RunStateMachine:
             self._fail(*self.awaited.late())
         elif self._recovery is not None:
             late, stuck = self._recovery.overdue(PATIENCE * self._wait_s), self._recovery.stuck
-            hosts = (node for node in self._unopened.ranked(stuck) if self._course.owner(node) is None)
-            lost = next(itertools.chain(self._recovery.returned, hosts), "")
+            ends = self._dispensable(self._unopened.ranked(stuck))
+            lost = next(itertools.chain(self._recovery.returned, ends), "")
             if not lost:
                 raise DeadlineError(f"{late}; {RESUME}")
             accusers = [node for node, peer in stuck.items() if peer == lost]

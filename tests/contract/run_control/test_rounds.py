@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from coordinator.run.driver import raise_if_over
 from ringtune.engine.events import SetTimer, TimerFired
-from ringtune.errors import CapacityError
+from ringtune.errors import CapacityError, RingTuneError
 from ringtune.run_control import events as rd
 from ringtune.run_control.recovery import RecoveryPolicy
 from ringtune.run_control.state_machine import RunStateMachine
@@ -102,6 +103,35 @@ def test_rounds_go_on_without_a_host_with_digests_of_copies_that_it_does_not_hav
     answer = rounds.handle(rd.TurnReported("b", 0, copies=(CopyDigest(2, "f" * 64),)), 1.0)
     assert [command.node for command in answer if isinstance(command, rd.LogNodeError)] == ["b"]
     assert [command.node for command in answer if isinstance(command, rd.Halt)] == ["a"]
+
+
+@cases("leaves_out", [True, False])
+def test_rounds_go_on_without_an_owner_that_never_moves_where_its_rows_may_be_left_out(leaves_out: bool) -> None:
+    """It says that it can't reach somebody, and names no node: the deadline of the recovery says for whom it waited."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "c"], num_steps=8, eval_rows=0).with_copies(True)
+    rounds = trained_rounds(plan, ("a", "b", "c"), recovery=RecoveryPolicy(leaves_out=leaves_out), wait_s=5.0)
+    rounds.handle(rd.NodeFailed("a", "DivergedError", "the loss is nan"), 1.0)
+    for node in ("a", "b"):
+        rounds.handle(rd.Halted(node, 1), 1.0)
+    rounds.handle(rd.MoveFailed("c", 1, "ConnectionFailedError", "no way"), 1.0)
+    answer = rounds.handle(TimerFired("phase"), 8.5)
+    late = "waited 7.5 s for node c to stop after a bad step: no way"
+    if leaves_out:
+        assert rd.Release("c", late) in answer and rounds.phase == "moving"
+    else:
+        assert answer[-1] == rd.Finish("DeadlineError", f"{late}; start it again and --resume the run")
+
+
+def test_rounds_are_stopped_by_no_node() -> None:
+    """The run ends with an ordinary error of the owner, not as one that its user has stopped; a measurement too."""
+    stop, told = (rd.NodeFailed("a", name, "no") for name in ("InterruptedRunError", "RingTuneError"))
+    assert trained_rounds().handle(stop, 1.0)[-1] == rd.Finish("RingTuneError", "no")
+    assert rd.without_stop(rd.LinkFailed(stop, 0)) == rd.LinkFailed(told, 0)
+    moved = rd.MoveFailed("a", 0, "InterruptedRunError", "no")
+    assert rd.without_stop(moved) == moved._replace(error="RingTuneError")
+    with pytest.raises(RingTuneError) as caught:
+        raise_if_over(stop)
+    assert type(caught.value) is RingTuneError
 
 
 @pytest.mark.promise("6 every wait ends")
