@@ -426,7 +426,8 @@ class RunStateMachine:
 
     def _on_node_failed(self, event: rd.NodeFailed) -> None:
         """Go back after a bad step, or go on without a node."""
-        if self._recovers and is_bad_step(event) and (self.phase == "training" or self._recovery is not None):
+        is_at_work = self.phase == "training" and event.node in self._required_migration.part.nodes
+        if self._recovers and is_bad_step(event) and (is_at_work or self._recovery is not None):
             why = self._on_bad_step(event) if self._recovery is None else ""  # else all go back anyway
             if not why:
                 return

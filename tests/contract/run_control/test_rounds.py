@@ -105,6 +105,23 @@ def test_rounds_go_on_without_a_host_with_digests_of_copies_that_it_does_not_hav
     assert [command.node for command in answer if isinstance(command, rd.Halt)] == ["a"]
 
 
+def test_rounds_have_no_bad_step_of_a_node_without_a_part() -> None:
+    """Nobody goes back for what a node says that has joined; after another bad step the books lacked what was done."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=8, eval_rows=0).with_copies(True)
+    rounds = trained_rounds(plan, recovery=RecoveryPolicy())
+    answer = rounds.handle(rd.NodeFailed("b", "DivergedError", "the loss is nan"), 1.0)
+    for answered in (rd.Halted, rd.Moved):
+        for node in ("a", "b"):
+            answer = rounds.handle(answered(node, 1), 2.0)
+    (turn, *_), *_ = [command.turns for command in answer if isinstance(command, rd.Grant)]
+    rounds.handle(rd.StepReported("a", turn.first_seq, 0, "train", (("count", 4.0),)), 3.0)
+    rounds.handle(rd.NodeJoined("c"), 4.0)
+    assert kinds(rounds.handle(rd.NodeFailed("c", "DivergedError", "no"), 5.0)) == ["Release"]
+    rounds.handle(rd.TurnReported("a", turn.index), 6.0)
+    told = rounds.handle(rd.TurnReported("b", turn.index), 6.0)
+    assert [command.step for command in told if isinstance(command, rd.LogStep)] == [0]
+
+
 def test_rounds_take_an_error_that_a_host_repeats_for_its_own() -> None:
     """It joins again and fails once more before a turn is done: that is no second node with an error of the job."""
     plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=8, eval_rows=0).with_copies(True)
