@@ -518,7 +518,7 @@ def error_of_bug(run_id: str, error: Exception) -> RingTuneError:
 
 def raise_if_over(entry: object) -> None:
     """Raise an error if an entry of the queue ends the work; raises ``InterruptedRunError`` or ``RingTuneError``."""
-    match entry:
+    match rd.without_stop(entry):
         case rd.RunStopRequested(reason) | rd.DrainRequested(reason):
             raise InterruptedRunError(reason)
         case rd.NodeFailed(_, error, message):

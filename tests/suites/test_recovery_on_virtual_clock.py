@@ -515,6 +515,41 @@ def test_host_that_reports_a_lost_link_after_each_turn_is_left_out() -> None:
     assert [one.lost for one in recoveries(result)] == [()] * MOST_OPENINGS + [("c",), ()]
 
 
+def test_host_that_has_left_for_a_link_leaves_again_for_it() -> None:
+    """It joins again and accuses the same owner, which has cost no other host: the run ended."""
+    layouts: dict[str, list[Any]] = {
+        "c": [("a", 0, 1), ("d", 1, 4), ("b", 4, 5)],
+        "d": [("a", 0, 1), ("c", 1, 4), ("b", 4, 5)],
+        "cd": [("a", 0, 1), ("b", 1, 5)],
+    }
+
+    def place(command: rd.FindPlacement) -> Placement:
+        slices = layouts["".join(sorted(command.lost))]
+        return changed(Plan(command.part.course, (command.part.placement,)), slices=slices).placement
+
+    plan = make_plan(
+        [("a", 0, 1), ("c", 1, 3), ("d", 3, 4), ("b", 4, 5)], ["a", "b"], num_blocks=5, num_steps=24, local_iterations=2
+    )
+    ring, done = ring_of(plan, random.Random(0), place=place), list[int]()
+
+    def when(what: str, node: str) -> None:
+        num = len(recoveries(ring.result))
+        if num > 4 or num < len(done) or (num in (0, 2, 3) and ring.num_kept < num + 1):
+            return
+        done.append(num)
+        if num == 2:
+            ring.come("c")
+            ring.lose("d")
+        else:
+            ring.lose_link("c", "a")
+
+    ring.when = when
+    result = ring.run()
+    assert result.finish == rd.Finish("", "")
+    assert [one.lost for one in recoveries(result)] == [(), ("c",), ("d",), (), ("c",)]
+    assert story(result) == story(ring_of(plan, random.Random(0)).run())
+
+
 def test_hosts_stay_with_which_an_owner_loses_its_links_in_turn() -> None:
     """The run needs the owner, and each host has fewer such links than it."""
     most = 2 * MOST_OPENINGS + 2
@@ -859,11 +894,11 @@ def test_loss_of_owners_is_foretold_by_what_the_job_says() -> None:
 
 
 def test_host_may_leave_for_a_link_with_an_owner_again_after_fifty_turns() -> None:
-    """Of the owner itself; other owners may lose one meanwhile."""
+    """Of the owner itself; other owners may lose one meanwhile, and the host that has left may leave again."""
     openings, found = LinkOpenings(), list[bool]()
-    openings.note_cost(("a",))
+    openings.note_cost(("a",), "d")
     for _ in range(60):
-        found.append(openings.has_cost(("c", "a")))
-        assert not openings.has_cost(("c", "b"))
+        found.append(openings.has_cost(("c", "a"), "e"))
+        assert not openings.has_cost(("c", "b"), "e") and not openings.has_cost(("a",), "d")
         openings.commit()
     assert found == [True] * 50 + [False] * 10

@@ -159,7 +159,7 @@ class NodeEngine:
         self._timer_is_set = False
         if not self._ready_queue.states:
             return False
-        overdue = now_s - self._last_progress_s >= self._wait_s
+        overdue = now_s >= self._last_progress_s + self._wait_s  # rounded as the timer is
         if overdue and self._running is None and not self._waits_for_its_turn:
             self._stopped = True
             commands.append(ev.Fail("DeadlineError", f"node {self.node} {self.waiting_for()}"))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ringtune.engine.events import CancelTimer, SetTimer, TimerFired
+from ringtune.errors import RingTuneError
 from ringtune.schedule.migration import Source
 from ringtune.schedule.operation_tables import BlockScores, Operations
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import NONE_DONE, NOTHING_KNOWN, Evaluations, StartPoint, Turn, Unfreezing
 from ringtune.techniques.replicas import CopyDigest
+
+E = TypeVar("E")
 
 
 class CollectBest(NamedTuple):
@@ -476,6 +479,19 @@ Event = (
     | DrainRequested
     | TimerFired
 )
+
+
+def without_stop(entry: E) -> E:
+    """Return an entry with an ordinary error in place of a node's ``InterruptedRunError``: only a user stops a run."""
+    match entry:
+        case LinkFailed(failed):
+            return entry._replace(failed=without_stop(failed))
+        case NodeFailed(_, "InterruptedRunError"):
+            return entry._replace(error=RingTuneError.__name__)
+        case MoveFailed(_, _, "InterruptedRunError"):
+            return entry._replace(error=RingTuneError.__name__)
+    return entry
+
 
 # ---- commands: the run -----------------------------------------------------------------------------
 

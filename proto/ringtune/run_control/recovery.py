@@ -303,7 +303,7 @@ class OwnErrors:
 
     A full disk, memory that is too small, weights that are missing, a fault in the program at this node. What a node
     says is believed of itself only. An error of the same class before the steps are trained again that were granted
-    then, at whichever node, is that of the job::
+    then, at another node, is that of the job::
 
         turn        0          1          2  (node c has no memory left)
         committed   yes        no         no        all but c go back to the end of turn 0
@@ -321,7 +321,7 @@ class OwnErrors:
         error = error_from_name(event.error, "")
         if owns_rows and isinstance(error, InvalidInputError | DivergedError):
             return False
-        return self._open.setdefault(event.error, (event, step))[0] is event
+        return self._open.setdefault(event.error, (event, step))[0].node == event.node
 
     def commit(self, step: int) -> None:
         """Note that all turns up to ``step`` are committed."""
@@ -382,7 +382,7 @@ class LinkOpenings:
     def __init__(self) -> None:
         self._num_turns = 0
         self._at: list[tuple[int, frozenset[str]]] = []
-        self._cost: dict[str, int] = {}
+        self._cost: dict[str, dict[str, int]] = {}  # by owner, nodes that have left for a link with it, and when
 
     def commit(self) -> None:
         """Note that a train turn is committed."""
@@ -396,16 +396,19 @@ class LinkOpenings:
         """Note that the run does without a node: what was opened with it counts no more for these others."""
         self._at = [(at, ends.difference(others) if node in ends else ends) for at, ends in self._at]
 
-    def note_cost(self, nodes: Iterable[str]) -> None:
-        """Note that a node leaves the run for a link with one of these owners, which stay."""
-        self._cost |= dict.fromkeys(nodes, self._num_turns)
+    def note_cost(self, nodes: Iterable[str], lost: str) -> None:
+        """Note that the node ``lost`` leaves the run for a link with one of these owners, which stay."""
+        for node in nodes:
+            self._cost.setdefault(node, {})[lost] = self._num_turns
 
-    def has_cost(self, ends: Iterable[str]) -> bool:
-        """Whether a node has left within the last turns for a link with one of these nodes.
+    def has_cost(self, ends: Iterable[str], lost: str) -> bool:
+        """Whether another node than ``lost`` has left within the last turns for a link with one of these nodes.
 
-        So an owner that lies about its links makes one host leave in ``OPENINGS_TURNS`` turns at most.
+        So an owner that lies about its links makes one host leave in ``OPENINGS_TURNS`` turns at most, and a host that
+        has left, and joins again to lie once more, leaves again.
         """
-        return any(self._is_late(self._cost[node]) for node in ends if node in self._cost)
+        costs = [each for node in ends for each in self._cost.get(node, {}).items()]
+        return any(self._is_late(at) for node, at in costs if node != lost)
 
     def are_too_many(self, node: str, ends: Iterable[str]) -> bool:
         """Whether a node was an end of ``MOST_OPENINGS`` such links within the last turns, and no end of this one more.

@@ -162,7 +162,7 @@ class RunStateMachine:
         if self.phase in ("done", "failed"):
             return []
         self._now_s = now_s
-        passed = self._handled(lambda: self._dispatch(event))
+        passed = self._handled(lambda: self._dispatch(rd.without_stop(event)))
         held = self._grants.held if self._grants is not None else None
         if self.phase == "training" and held is not None and self._may_take_back_before(held):
             passed += self._handled(self._take_back)
@@ -252,16 +252,18 @@ class RunStateMachine:
             self._fail(*self.awaited.late())
         elif self._recovery is not None:
             late, stuck = self._recovery.overdue(PATIENCE * self._wait_s), self._recovery.stuck
-            hosts = (node for node in self._unopened.ranked(stuck) if self._course.owner(node) is None)
-            lost = next(itertools.chain(self._recovery.returned, hosts), "")
+            ends = self._dispensable(self._unopened.ranked(stuck))
+            lost = next(itertools.chain(self._recovery.returned, ends), "")
             if not lost:
                 raise DeadlineError(f"{late}; {RESUME}")
             accusers = [node for node, peer in stuck.items() if peer == lost]
             if all(self._course.owner(node) for node in accusers):  # no host says so too
-                self._openings.note_cost(accusers)
+                self._openings.note_cost(accusers, lost)
             self._on_node_failed(rd.NodeFailed(lost, PeerLostError.__name__, late))
         elif self.phase == "moving":
             self._on_moving(self._required_migration.late(self._now_s))
+        elif self._goes_back and len(self._late) == 1 and self._course.owner(self._late[0]) is None:
+            self._go_on_without(rd.NodeFailed(self._late[0], DeadlineError.__name__, self._overdue))
         else:
             raise DeadlineError(self._overdue)
 
@@ -424,7 +426,8 @@ class RunStateMachine:
 
     def _on_node_failed(self, event: rd.NodeFailed) -> None:
         """Go back after a bad step, or go on without a node."""
-        if self._recovers and is_bad_step(event) and (self.phase == "training" or self._recovery is not None):
+        is_at_work = self.phase == "training" and event.node in self._required_migration.part.nodes
+        if self._recovers and is_bad_step(event) and (is_at_work or self._recovery is not None):
             why = self._on_bad_step(event) if self._recovery is None else ""  # else all go back anyway
             if not why:
                 return
@@ -512,7 +515,7 @@ class RunStateMachine:
             return
         for node in self._dispensable(event.ends):
             stays = [end for end in event.ends if end != node]
-            if not self._openings.are_too_many(node, event.ends) or self._openings.has_cost(stays):
+            if not self._openings.are_too_many(node, event.ends) or self._openings.has_cost(stays, node):
                 continue
             why = f"{event.failed.message}; its links were opened anew {MOST_OPENINGS} times in {OPENINGS_TURNS} turns"
             self._leave_out(node, event, why)
@@ -530,7 +533,7 @@ class RunStateMachine:
         """
         link, free = event.failed, self._dispensable(event.ends)
         needed = [node for node in event.ends if node not in free]
-        if free and not self._openings.has_cost(needed or free[1:]):
+        if free and not self._openings.has_cost(needed or free[1:], free[0]):
             self._leave_out(free[0], event, link.message)
         elif self._now_s < self._opened_s + self._policy.awaits_s:
             self._rewind(link=link.message)
@@ -544,7 +547,8 @@ class RunStateMachine:
 
     def _leave_out(self, lost: str, event: rd.LinkFailed, why: str) -> None:
         """Continue without an end of a broken link; note an owner that stays."""
-        self._openings.note_cost(node for node in event.ends if node != lost and self._course.owner(node) is not None)
+        stay = [node for node in event.ends if node != lost and self._course.owner(node) is not None]
+        self._openings.note_cost(stay, lost)
         self._on_node_failed(rd.NodeFailed(lost, PeerLostError.__name__, why))
 
     def _dispensable(self, nodes: Iterable[str]) -> list[str]:
@@ -787,7 +791,7 @@ class RunStateMachine:
     def _unreached_by(self, event: rd.MoveFailed) -> str:
         """Note and return the node to which one can't open a link; empty = it names none, or has cost a node before."""
         node, peer = event.node, event.lost
-        if peer not in self._nodes or peer == node or self._openings.has_cost([node]):
+        if peer not in self._nodes or peer == node or self._openings.has_cost([node], peer):
             return ""
         self._unopened.note(node, peer)
         return peer
@@ -1047,19 +1051,33 @@ class RunStateMachine:
         self._commands += [CancelTimer(PHASE_TIMER), rd.EnterPhase(phase), rd.Finish(error, message)]
 
     @property
+    def _late(self) -> list[str]:
+        """The nodes for which a phase waits, sorted.
+
+        Neighbours of a node that sends nothing complain before the deadline: a host alone has not said that it is done.
+        An owner without blocks may wait for the first tensor of its turn, and does not complain.
+        """
+        if self.phase != "training":
+            return sorted(self._waiting)
+        grants = self._required_grants
+        oldest = grants.open.oldest
+        if self._asked_for_best or oldest is None:
+            return sorted(self._asked_for_best)
+        return sorted(oldest.waits_for) or [oldest.turn.owner] * (not grants.depths.is_complete(oldest.turn))
+
+    @property
     def _overdue(self) -> str:
         limit_s = PATIENCE * self._wait_s
         if self.phase == "planning":
             return f"planning took more than {limit_s + self._plan_s:g} s; lower runtime.plan_s or ask for less"
         if self.phase != "training":
-            return f"waited {limit_s:g} s in phase {self.phase} for node {', '.join(sorted(self._waiting))}"
+            return f"waited {limit_s:g} s in phase {self.phase} for node {', '.join(self._late)}"
         if self._asked_for_best:
-            nodes = ", ".join(sorted(self._asked_for_best))
-            return f"waited {limit_s:g} s for the result of the best evaluation from node {nodes}"
+            return f"waited {limit_s:g} s for the result of the best evaluation from node {', '.join(self._late)}"
         oldest = self._grants.open.oldest if self._grants else None
         if oldest is None:
             took = f"took more than {limit_s + self._plan_s:g} s; raise runtime.plan_s"
             return f"choosing operations for step {self._chooses_for} {took}"
-        turn, nodes = oldest.turn, ", ".join(sorted(oldest.waits_for)) or oldest.turn.owner
+        turn, nodes = oldest.turn, ", ".join(self._late) or oldest.turn.owner
         where = f"turn {turn.index} of node {turn.owner} (from step {turn.first_step})"
         return f"waited {limit_s:g} s for {where}: not done by {nodes}"

@@ -145,10 +145,10 @@ class OpenTurns:
 
     def item_done(self, turn: Turn, told: StepReported) -> bool:
         """Note that an item of an open turn is finished; False for a repeated report; raises ``IntegrityError``."""
-        if told.node != turn.owner or not turn.first_step <= told.step <= turn.end_step:
+        if (told.node, told.step) != (turn.owner, turn.step_of(told.seq)):
             raise IntegrityError(
-                f"node {told.node} reports item {told.seq} of step {told.step}; it is of node {turn.owner} and of a "
-                f"turn that begins at step {turn.first_step}; use one version on all machines"
+                f"node {told.node} reports item {told.seq} of step {told.step}; it is of node {turn.owner} and of step "
+                f"{turn.step_of(told.seq)}; use one version on all machines"
             )
         known, counted = self._open[turn.index].reported, self._open[turn.index].counted
         is_new = told.seq not in known

@@ -357,6 +357,10 @@ class Turn:
         """``seq`` of the first item after the turn."""
         return self.first_seq + self.num_items
 
+    def step_of(self, seq: int) -> int:
+        """Optimizer steps done before the item ``seq`` of the turn."""
+        return self.first_step + (seq - self.first_seq if self.kind.has_update else 0)
+
     def settled(self, value: Decidable) -> Decidable:
         """The course or plan in which the decisions that hold for this turn are settled; see ``Course.decided``."""
         return value.decided(self.unfreeze_at, self.operations)
@@ -458,7 +462,7 @@ def item_of(course: Course, turn: Turn, offset: int) -> Item:
     return Item(
         seq=turn.first_seq + offset,
         kind=turn.kind,
-        step=turn.first_step + (offset if turn.kind.has_update else 0),
+        step=turn.step_of(turn.first_seq + offset),
         owner=turn.owner,
         batch=batch,
         rows=rows,

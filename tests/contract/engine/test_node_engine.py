@@ -182,6 +182,17 @@ def test_engine_wait_ends_with_what_was_awaited() -> None:
     )
 
 
+def test_engine_wait_ends_at_the_moment_of_its_timer() -> None:
+    """Also where the difference of two times is rounded to less than the wait: the timer was set anew without end."""
+    now_s = 392.1538465043855
+    assert (now_s + 300.0) - now_s < 300.0
+    plan = host_plan()
+    engine, turn = NodeEngine(plan, "b", wait_s=300.0), next(turn_sequence(plan.course))
+    (timer,) = [each for each in engine.handle(ev.TurnGranted(turn), now_s) if isinstance(each, ev.SetTimer)]
+    (failure,) = engine.handle(ev.TimerFired("wait"), timer.at_s)
+    assert isinstance(failure, ev.Fail)
+
+
 def test_engine_owner_that_hosts_nothing_gives_up_only_in_its_own_turn() -> None:
     """While another owner trains there is nothing to see for node d; once its own turn has begun it waits like all."""
     plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["c", "d"], num_steps=4, local_iterations=2, microbatches=1)

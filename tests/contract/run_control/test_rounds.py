@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from coordinator.run.driver import raise_if_over
 from ringtune.engine.events import SetTimer, TimerFired
-from ringtune.errors import CapacityError
+from ringtune.errors import CapacityError, RingTuneError
 from ringtune.run_control import events as rd
 from ringtune.run_control.recovery import RecoveryPolicy
 from ringtune.run_control.state_machine import RunStateMachine
@@ -72,7 +73,7 @@ def test_rounds_count_the_joins_of_a_node_until_turns_have_ended() -> None:
     assert rounds.joins.refusal_reason("c", is_awaited=True).endswith("; resume the run when it stays up")
     for seq in range(turn.first_seq, turn.end_seq):
         values = (("count", 4.0), ("loss_sum", 2.0))
-        rounds.handle(rd.StepReported(turn.owner, seq, turn.first_step, turn.kind.value, values), 1.0)
+        rounds.handle(rd.StepReported(turn.owner, seq, turn.step_of(seq), turn.kind.value, values), 1.0)
     for node in ("a", "b"):
         rounds.handle(rd.TurnReported(node, turn.index), 1.0)
     assert [bool(rounds.joins.refusal_reason("c", is_awaited=one)) for one in (True, False)] == [False, True]
@@ -102,6 +103,76 @@ def test_rounds_go_on_without_a_host_with_digests_of_copies_that_it_does_not_hav
     answer = rounds.handle(rd.TurnReported("b", 0, copies=(CopyDigest(2, "f" * 64),)), 1.0)
     assert [command.node for command in answer if isinstance(command, rd.LogNodeError)] == ["b"]
     assert [command.node for command in answer if isinstance(command, rd.Halt)] == ["a"]
+
+
+def test_rounds_have_no_bad_step_of_a_node_without_a_part() -> None:
+    """Nobody goes back for what a node says that has joined; after another bad step the books lacked what was done."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=8, eval_rows=0).with_copies(True)
+    rounds = trained_rounds(plan, recovery=RecoveryPolicy())
+    answer = rounds.handle(rd.NodeFailed("b", "DivergedError", "the loss is nan"), 1.0)
+    for answered in (rd.Halted, rd.Moved):
+        for node in ("a", "b"):
+            answer = rounds.handle(answered(node, 1), 2.0)
+    (turn, *_), *_ = [command.turns for command in answer if isinstance(command, rd.Grant)]
+    rounds.handle(rd.StepReported("a", turn.first_seq, 0, "train", (("count", 4.0),)), 3.0)
+    rounds.handle(rd.NodeJoined("c"), 4.0)
+    assert kinds(rounds.handle(rd.NodeFailed("c", "DivergedError", "no"), 5.0)) == ["Release"]
+    rounds.handle(rd.TurnReported("a", turn.index), 6.0)
+    told = rounds.handle(rd.TurnReported("b", turn.index), 6.0)
+    assert [command.step for command in told if isinstance(command, rd.LogStep)] == [0]
+
+
+def test_rounds_take_an_error_that_a_host_repeats_for_its_own() -> None:
+    """It joins again and fails once more before a turn is done: that is no second node with an error of the job."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=8, eval_rows=0).with_copies(True)
+    rounds = trained_rounds(plan, recovery=RecoveryPolicy())
+    for message in ("no room", "no room again"):
+        answer = rounds.handle(rd.NodeFailed("b", "StorageError", message), 1.0)
+        assert rd.LogNodeError("b", "StorageError", message) in answer and rounds.phase == "moving"
+        rounds.handle(rd.NodeJoined("b"), 2.0)
+
+
+@cases("node", ["a", "b"])
+def test_rounds_go_on_without_a_host_that_never_says_that_it_has_done_a_turn(node: str) -> None:
+    """It sends all that others wait for, so that nobody misses it; an owner that the run needs ends it."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=8, eval_rows=0).with_copies(True)
+    rounds = trained_rounds(plan, recovery=RecoveryPolicy(), wait_s=5.0)
+    rounds.handle(rd.TurnReported("b" if node == "a" else "a", 0), 1.0)
+    answer = rounds.handle(TimerFired("phase"), 8.5)
+    late = f"waited 7.5 s for turn 0 of node a (from step 0): not done by {node}"
+    if node == "b":
+        assert rd.LogNodeError("b", "DeadlineError", late) in answer and rd.Halt("a", 1) in answer
+    else:
+        assert answer[-1] == rd.Finish("DeadlineError", late)
+
+
+@cases("leaves_out", [True, False])
+def test_rounds_go_on_without_an_owner_that_never_moves_where_its_rows_may_be_left_out(leaves_out: bool) -> None:
+    """It says that it can't reach somebody, and names no node: the deadline of the recovery says for whom it waited."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "c"], num_steps=8, eval_rows=0).with_copies(True)
+    rounds = trained_rounds(plan, ("a", "b", "c"), recovery=RecoveryPolicy(leaves_out=leaves_out), wait_s=5.0)
+    rounds.handle(rd.NodeFailed("a", "DivergedError", "the loss is nan"), 1.0)
+    for node in ("a", "b"):
+        rounds.handle(rd.Halted(node, 1), 1.0)
+    rounds.handle(rd.MoveFailed("c", 1, "ConnectionFailedError", "no way"), 1.0)
+    answer = rounds.handle(TimerFired("phase"), 8.5)
+    late = "waited 7.5 s for node c to stop after a bad step: no way"
+    if leaves_out:
+        assert rd.Release("c", late) in answer and rounds.phase == "moving"
+    else:
+        assert answer[-1] == rd.Finish("DeadlineError", f"{late}; start it again and --resume the run")
+
+
+def test_rounds_are_stopped_by_no_node() -> None:
+    """The run ends with an ordinary error of the owner, not as one that its user has stopped; a measurement too."""
+    stop, told = (rd.NodeFailed("a", name, "no") for name in ("InterruptedRunError", "RingTuneError"))
+    assert trained_rounds().handle(stop, 1.0)[-1] == rd.Finish("RingTuneError", "no")
+    assert rd.without_stop(rd.LinkFailed(stop, 0)) == rd.LinkFailed(told, 0)
+    moved = rd.MoveFailed("a", 0, "InterruptedRunError", "no")
+    assert rd.without_stop(moved) == moved._replace(error="RingTuneError")
+    with pytest.raises(RingTuneError) as caught:
+        raise_if_over(stop)
+    assert type(caught.value) is RingTuneError
 
 
 @pytest.mark.promise("6 every wait ends")
@@ -190,7 +261,7 @@ def done(rounds: RunStateMachine, turn: Turn, loss: float = 1.0) -> list[rd.Comm
     answer = rounds.handle(rd.TurnReported("a", turn.index), 1.0)
     for seq in range(turn.first_seq, turn.end_seq):
         values = (("count", 4.0), ("loss_sum", 4 * loss))
-        answer += rounds.handle(rd.StepReported("a", seq, turn.first_step, turn.kind.value, values), 1.0)
+        answer += rounds.handle(rd.StepReported("a", seq, turn.step_of(seq), turn.kind.value, values), 1.0)
     return answer
 
 
@@ -267,7 +338,7 @@ def test_rounds_wait_for_a_result_to_be_loaded_as_long_as_it_goes() -> None:
     assert rounds.handle(rd.Progressed("b"), 501.0) == []
 
 
-@cases(("node", "step"), [("b", 0), ("a", 1 << 62), ("a", 3)])
+@cases(("node", "step"), [("b", 0), ("a", 1 << 62), ("a", 1)])
 def test_rounds_refuse_a_step_in_another_name_or_of_another_turn(node: str, step: int) -> None:
     """The run ends at once with the node named: a figure of somebody else would be written down as the owner's."""
     rounds = trained_rounds()
