@@ -58,7 +58,7 @@ ROWS: tuple[Row, ...] = (
         name="F5", strike="unheard by the coordinator", victim="c", seconds=LONG_S, outcome=WITHOUT, detected_s=KNOWN_S
     ),
     *_unharmed("F5", "unheard by the next", "c", seconds=LONG_S),
-    Row(name="F5", strike="unheard by the next", victim="c", seconds=100.0, outcome=WITHOUT),
+    *_unharmed("F5", "unheard by the next", "c", seconds=100.0),
     *_unharmed("F6", "link of 2 Mbit/s", "c", seconds=15.0),
     *_unharmed("F6", "link of 0.5 Mbit/s", "c", seconds=15.0),
     *_unharmed("F6", "link of 0.2 Mbit/s", "c", seconds=15.0),
