@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import re
 from collections.abc import Callable
@@ -9,9 +10,11 @@ from collections.abc import Callable
 import pytest
 
 from ringtune.run_control import events as rd
-from ringtune.run_control.recovery import RecoveryPolicy
+from ringtune.run_control.recovery import BadSteps, RecoveryPolicy
 from ringtune.run_control.state_machine import RunStateMachine
 from ringtune.schedule.actions import Action, Op
+from ringtune.schedule.lowering import neighbours
+from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind
 from tests.suites.test_recovery_on_virtual_clock import (
@@ -23,7 +26,7 @@ from tests.suites.test_recovery_on_virtual_clock import (
     ring_of,
     story,
 )
-from tests.support.plans import make_plan
+from tests.support.plans import changed, make_plan
 
 WORK = (Op.FORWARD, Op.FORWARD_FREE, Op.HEAD, Op.BACKWARD, Op.UPDATE)
 
@@ -127,6 +130,34 @@ def test_step_that_is_bad_again_at_a_node_without_rows_is_its_own(node: str, goe
     assert [bool(one.bad_step) for one in recoveries(result)] == [True, *[False] * goes_on]
     if goes_on:
         assert story(result) == story(wanted)
+
+
+def test_host_whose_neighbours_find_bad_steps_one_after_another_leaves() -> None:
+    """Its finite numbers overflow at the next node: one honest host leaves, and then the one beside both."""
+    names = ("a", "b", "c", "e", "f", "g")
+    plan = make_plan(list(zip(names, range(6), range(1, 7), strict=True)), ["a"], method="all", num_blocks=6)
+    plan = changed(plan, num_steps=40, local_iterations=1)
+
+    def place(asked: rd.FindPlacement) -> Placement:
+        living = [name for name in names if name not in asked.lost]
+        stops = [*range(1, len(living)), plan.course.num_blocks]
+        slices = (Slice(node=name, start=at, stop=stops[at]) for at, name in enumerate(living))
+        return dataclasses.replace(asked.part.placement, slices=tuple(slices))
+
+    wanted, ring = ring_of(plan, random.Random(2)).run(), ring_of(plan, random.Random(2), place=place)
+
+    def is_bad(name: str, action: Action) -> bool:
+        part = ring._rounds._required_migration.part
+        is_next = "e" in part.nodes and name == min(neighbours(part, "e"))
+        return is_next and action.op is Op.BACKWARD and ring.turn_of(action).first_step >= {"c": 6, "b": 20}[name]
+
+    ring.is_bad = is_bad
+    result = ring.run()
+    assert result.finish == rd.Finish("", "")
+    assert [error.node for error in own_errors(result)] == ["c", "e"]
+    assert story(result) == story(wanted)
+    bad = BadSteps()  # a node is believed once
+    assert [bad.leaving(*each) for each in (("c", "be"), ("d", "ef"), ("d", "f"))] == ["c", "e", "d"]
 
 
 def test_evaluation_that_is_bad_again_ends_the_run() -> None:

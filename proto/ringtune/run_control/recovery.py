@@ -258,12 +258,20 @@ class BadSteps:
     """The limit of one repetition for turns with a bad step, and of ``MOST_BAD`` for bad steps of one node.
 
     Else a host that reports one in each turn, and none in its repetition, would make the run repeat every turn.
+
+    A host whose step is bad again leaves. Its neighbour may be at fault, with finite numbers so large that they
+    overflow at the next node; then its next neighbour finds such a step too, and the one beside both leaves::
+
+        a > c > e     bad again at c, which leaves
+        a > d > e     bad again at d within OPENINGS_TURNS turns: e leaves
+        a > d         bad again at d, which was believed once: d leaves
     """
 
     def __init__(self) -> None:
         self._is_going_back = False
         self._committed = self._last_again = -1
         self._num_turns, self._at = 0, dict[str, list[int]]()
+        self._beside: dict[str, tuple[int, frozenset[str]]] = {}  # neighbours of nodes with steps that were bad again
 
     def end_turn(self) -> None:
         """Note that a train turn is committed."""
@@ -274,6 +282,13 @@ class BadSteps:
         before = [at for at in self._at.get(node, ()) if self._num_turns - at < OPENINGS_TURNS]
         self._at[node] = [*before, self._num_turns]
         return len(before) >= MOST_BAD
+
+    def leaving(self, node: str, beside: Iterable[str]) -> str:
+        """Return which node leaves as a step is bad again at ``node``: itself, or one of its neighbours ``beside``."""
+        ends = frozenset(beside)
+        recent = {name: each for name, (at, each) in self._beside.items() if self._num_turns - at < OPENINGS_TURNS}
+        self._beside[node] = self._num_turns, ends
+        return node if node in recent else min(ends & frozenset().union(*recent.values()), default=node)
 
     def commit(self, index: int) -> None:
         """Note that all turns up to ``index`` are committed."""

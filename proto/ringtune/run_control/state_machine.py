@@ -67,6 +67,7 @@ from ringtune.run_control.recovery import (
 )
 from ringtune.run_control.turns import EvaluationSums, Judge, TurnGrants
 from ringtune.schedule.course import Course
+from ringtune.schedule.lowering import neighbours
 from ringtune.schedule.migration import CopyHolders, return_reason, rows_reason, stay_reason, with_owner, without_owner
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import collected_blocks
@@ -448,6 +449,11 @@ class RunStateMachine:
         if moving is None or not can_go_back or not (is_lost or self._is_own(event)):
             self._continue_without(event.node, event)
             return
+        if is_bad_step(event):
+            lost = self._bad.leaving(event.node, self._dispensable(neighbours(moving.part, event.node)))
+            if lost != event.node:
+                text = f"{event.message}; node {lost} leaves, beside which another host has found such steps too"
+                event = event._replace(message=text)
         self._gone.add(lost)
         self._openings.lose(lost, {*self._dispensable(self._nodes)} - {lost})
         self._kept.lose(lost)
