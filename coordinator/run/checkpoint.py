@@ -446,6 +446,8 @@ class CheckpointManager:
             request.saved.head_from, request.saved.head_sha256 = self._chosen.heads[node]
         for source in sources[node]:
             request.saved.sources.add(**source._asdict())  # fields have the same names
+        for digest in manifest.digests:
+            request.saved.digests.add(unit=digest.unit, sha256=digest.sha256)
 
     # ---- saving -----------------------------------------------------------------------------------
 
@@ -510,6 +512,7 @@ class CheckpointManager:
             placement_number=plan.placement.placement_number,
             attempt=self._attempt,
             excluded=tuple(sorted(self._excluded)),
+            digests=command.digests,
         )
 
     def note_kept(self, step: int) -> bool:

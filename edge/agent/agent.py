@@ -184,7 +184,7 @@ class Agent:
         self._release_other("", deadline_s - time.monotonic())
         plan = Plan.from_json(read_object(plan_json, "the received plan"))
         start = StartPoint.of(plan.course, step=resume.shard.step, holder=resume.holder) if resume else None
-        taken = self.moves.from_disks(resume, job_toml, addresses, deadline_s, sizes)
+        taken = self.moves.from_disks(resume, plan.course.head, job_toml, addresses, deadline_s, sizes)
         active = self.adopt(run_id, placement_number, plan, start, sizes)
         hosted_bytes = self.begin(
             active, job_toml, addresses, deadline_s, resume=None if taken else resume, taken=taken

@@ -237,6 +237,7 @@ class AgentMigration:
     def from_disks(
         self,
         resume: ResumeShard | None,
+        head_unit: int,
         job_toml: str,
         addresses: Mapping[str, str],
         deadline_s: float,
@@ -244,8 +245,9 @@ class AgentMigration:
     ) -> MigratedState | None:
         """Return the blocks of a resumed run on the nodes' disks; None for a new run, or one that resumes from shards.
 
-        Those of other nodes are fetched to files without a name. A node without an answer is retried for the lease's
-        seconds. No file is larger than ``sizes`` plan. Raises ``UsageError``, ``IntegrityError`` or ``RingTuneError``.
+        Those of other nodes are fetched to files without a name, and all are compared with what was trained. A node
+        without an answer is retried for the lease's seconds. No file is larger than ``sizes`` plan. ``head_unit`` is
+        the number of the head in ``saved.digests``. Raises ``UsageError``, ``IntegrityError`` or ``RingTuneError``.
         """
         if resume is None or (saved := resume.saved) is None:
             return None
@@ -261,10 +263,13 @@ class AgentMigration:
             else:
                 copies = _own_copies(parts, node)
                 files.append(copies.part(step, attempt, source.start, source.stop, sha256=source.sha256))
+            _check_blocks(files[-1], source, saved.digests, step)
         if saved.head_from not in ("", node):
             head = fetcher.head(saved.head_from, step, saved.head_sha256)
         elif saved.head_from or resume.holder == node:
             head = _own_copies(parts, node).head(step, attempt, sha256=saved.head_sha256)
+        if head is not None and saved.digests.get(head_unit, sha256 := head_digest(bytes(head))) != sha256:
+            raise _differs(saved.head_from or node, "the head", step)
         return MigratedState(tuple(files), metadata(attempt, step), head, run_id, is_resumed=parts is not None)
 
     def halt(self, run_id: str, *, timeout_s: float) -> None:
@@ -421,10 +426,7 @@ class AgentMigration:
             file = self.kept.part(to.run_id, step, source.start, source.stop)
         else:
             file = fetcher.blocks(source, step)
-        digests = block_digests(file)
-        for block in range(source.start, source.stop):
-            if digests.get(block) != to.digests.get(block, digests.get(block)):
-                raise _differs(source.node, f"block {block}", step)
+        _check_blocks(file, source, to.digests, step)
         return file
 
     def _checked_head(self, to: NextPlacement, step: int, sha256: str | None, fetcher: SnapshotFetcher) -> Pieces:
@@ -494,6 +496,14 @@ class AgentMigration:
         if not address:
             raise ConnectionFailedError(f"node {self._node} got no address of node {node}; let it join again")
         check_private(self._agent.options, node, address)
+
+
+def _check_blocks(file: Pieces, source: Source, wanted: Mapping[int, str], step: int) -> None:
+    """Refuse blocks of a source that differ from those that were trained; raises ``IntegrityError``."""
+    digests = block_digests(file) if wanted else {}
+    for block in range(source.start, source.stop):
+        if digests.get(block) != wanted.get(block, digests.get(block)):
+            raise _differs(source.node, f"block {block}", step)
 
 
 def _differs(node: str, what: str, step: int) -> IntegrityError:

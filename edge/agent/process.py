@@ -712,7 +712,8 @@ def _resume_shard(request: control_pb2.PrepareRequest) -> ResumeShard | None:
     if request.HasField("saved"):
         saved = request.saved
         sources = tuple(Source(source.node, source.start, source.stop, source.sha256) for source in saved.sources)
-        start = SavedStart(check_run_id(saved.attempt), sources, saved.head_sha256, saved.head_from)
+        digests = {digest.unit: digest.sha256 for digest in saved.digests}
+        start = SavedStart(check_run_id(saved.attempt), sources, saved.head_sha256, saved.head_from, digests)
         return ResumeShard(run, ShardRequest(saved.step, ""), holder, saved=start)
     if not request.HasField("shard"):
         return None

@@ -178,12 +178,14 @@ class SavedStart(NamedTuple):
     Attributes:
         head_sha256: digest of the shard that has the head; empty = a head file beside the shards.
         head_from: at an owner where every owner has embedding and head: the node that has them on its disk.
+        digests: of units as they were trained; a unit without one is not checked.
     """
 
     attempt: str
     sources: tuple[Source, ...]
     head_sha256: str = ""
     head_from: str = ""
+    digests: Mapping[int, str] = {}
 
 
 class ResumeShard(NamedTuple):

@@ -274,7 +274,7 @@ class AnyRun:
 
 def start_of(plan: Plan, saved: rd.LogCheckpoint) -> StartPoint:
     """The point where a run continues after a checkpoint."""
-    known = {name: getattr(saved, name) for name in saved._fields}
+    known = {name: getattr(saved, name) for name in saved._fields if name != "digests"}
     return StartPoint.of(plan.course, **known)
 
 

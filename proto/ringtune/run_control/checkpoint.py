@@ -38,6 +38,7 @@ from ringtune.schedule.turns import NONE_DONE, NOTHING_KNOWN, Evaluations, Start
 from ringtune.schedule.versions import was_trained
 from ringtune.storage.strict import LATER, json_digest, parse_json, read_dataclass, to_table, with_renamed_key
 from ringtune.techniques.operations import check_in_force
+from ringtune.techniques.replicas import CopyDigest
 
 SCHEMA: Final = 1
 KEPT: Final = 2
@@ -68,6 +69,7 @@ class CheckpointManifest:
         attempt: id of the run that trained up to here: ``run_id`` or one that continues it; empty = not known.
         evaluations: state of early stopping, so that a resumed run ends at the same step.
         excluded: nodes whose work was found wrong; they take no part in a resumed run either.
+        digests: of the trained blocks, and of the head, as those who trained them said; none without copies.
     """
 
     run_id: str
@@ -84,6 +86,7 @@ class CheckpointManifest:
     evaluations: Annotated[Evaluations, LATER] = NONE_DONE
     operations: Annotated[Operations | None, LATER] = None
     excluded: Annotated[tuple[str, ...], LATER] = ()
+    digests: Annotated[tuple[CopyDigest, ...], LATER] = ()
 
     def __post_init__(self) -> None:
         """Refuse a wrong schema, and a run id or node name that may not become part of a path."""

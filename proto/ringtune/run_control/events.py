@@ -581,13 +581,17 @@ class LogTechniqueFailed(NamedTuple):
 
 
 class LogCheckpoint(NamedTuple):
-    """Log a checkpoint: every node saved its tensors trained up to ``step``, and ``holder`` the head."""
+    """Log a checkpoint: every node saved its tensors trained up to ``step``, and ``holder`` the head.
+
+    ``digests`` are of trained blocks and of the head, as those who trained them said; none without copies.
+    """
 
     step: int
     holder: str
     unfreezing: Unfreezing = NOTHING_KNOWN
     operations: Operations | None = None
     evaluations: Evaluations = NONE_DONE
+    digests: tuple[CopyDigest, ...] = ()
 
 
 class LogStop(NamedTuple):
@@ -598,12 +602,16 @@ class LogStop(NamedTuple):
 
 
 class LogKept(NamedTuple):
-    """Log that every node keeps in memory its tensors trained up to ``step``, and ``holder`` the head."""
+    """Log that every node keeps in memory its tensors trained up to ``step``, and ``holder`` the head.
+
+    ``digests`` as in ``LogCheckpoint``.
+    """
 
     step: int
     holder: str
     unfreezing: Unfreezing = NOTHING_KNOWN
     evaluations: Evaluations = NONE_DONE
+    digests: tuple[CopyDigest, ...] = ()
 
 
 class LogEvaluation(NamedTuple):

@@ -73,6 +73,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import collected_blocks
 from ringtune.schedule.turns import ITEMS_AHEAD, Evaluations, StartPoint, StepKind, Turn, next_checkpoint
 from ringtune.schedule.versions import unfreezing_steps
+from ringtune.techniques.replicas import CopyDigest
 
 PATIENCE: Final = 1.5
 """The coordinator's time limit of a phase, as a multiple of that of calls and nodes: they say first what they miss."""
@@ -179,6 +180,9 @@ class RunStateMachine:
             return self._commands
         passed: list[rd.Command] = []
         for command in self._commands:
+            if isinstance(command, rd.LogKept | rd.LogCheckpoint) and command.step == self._kept.step:  # of this commit
+                told = tuple(itertools.starmap(CopyDigest, sorted(self._kept.digests.items())))
+                command = command._replace(digests=told)
             committed = self._log.pass_on(command, passed)
             if committed is not None:
                 self._commit(committed)

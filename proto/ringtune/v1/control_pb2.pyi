@@ -660,18 +660,20 @@ class PrepareRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., placement_number: _Optional[int] = ..., plan_json: _Optional[str] = ..., job_toml: _Optional[str] = ..., addresses: _Optional[_Mapping[str, str]] = ..., checkpoint_run: _Optional[str] = ..., start_holder: _Optional[str] = ..., shard: _Optional[_Union[ShardRef, _Mapping]] = ..., checkpoint_plan: _Optional[str] = ..., saved: _Optional[_Union[SavedStart, _Mapping]] = ..., block_bytes: _Optional[int] = ..., head_bytes: _Optional[int] = ...) -> None: ...
 
 class SavedStart(_message.Message):
-    __slots__ = ("step", "attempt", "sources", "head_sha256", "head_from")
+    __slots__ = ("step", "attempt", "sources", "head_sha256", "head_from", "digests")
     STEP_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     HEAD_SHA256_FIELD_NUMBER: _ClassVar[int]
     HEAD_FROM_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
     step: int
     attempt: str
     sources: _containers.RepeatedCompositeFieldContainer[SnapshotSource]
     head_sha256: str
     head_from: str
-    def __init__(self, step: _Optional[int] = ..., attempt: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[SnapshotSource, _Mapping]]] = ..., head_sha256: _Optional[str] = ..., head_from: _Optional[str] = ...) -> None: ...
+    digests: _containers.RepeatedCompositeFieldContainer[CopyDigest]
+    def __init__(self, step: _Optional[int] = ..., attempt: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[SnapshotSource, _Mapping]]] = ..., head_sha256: _Optional[str] = ..., head_from: _Optional[str] = ..., digests: _Optional[_Iterable[_Union[CopyDigest, _Mapping]]] = ...) -> None: ...
 
 class PrepareReply(_message.Message):
     __slots__ = ("hosted_bytes",)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from coordinator.run.driver import raise_if_over
@@ -103,6 +105,23 @@ def test_rounds_go_on_without_a_host_with_digests_of_copies_that_it_does_not_hav
     answer = rounds.handle(rd.TurnReported("b", 0, copies=(CopyDigest(2, "f" * 64),)), 1.0)
     assert [command.node for command in answer if isinstance(command, rd.LogNodeError)] == ["b"]
     assert [command.node for command in answer if isinstance(command, rd.Halt)] == ["a"]
+
+
+def test_rounds_log_what_was_trained_with_the_end_of_its_turn() -> None:
+    """A resumed run compares the disks with it; it is of who trained a block, and of this turn."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=8, eval_rows=0, method="all").with_copies(True)
+    rounds, last = trained_rounds(plan, recovery=RecoveryPolicy()), tuple[CopyDigest, ...]()
+    for turn in itertools.islice(turn_sequence(plan.course), 2):
+        for seq in range(turn.first_seq, turn.end_seq):
+            rounds.handle(rd.StepReported("a", seq, turn.step_of(seq), "train", (("count", 4.0),)), 1.0)
+        digests = {unit: f"{turn.index}{unit}" * 32 for unit in (0, 2, plan.course.head)}
+        by_a, by_b = ([CopyDigest(unit, digests[unit]) for unit in units] for units in ((0, plan.course.head), (2,)))
+        rounds.handle(rd.TurnReported("b", turn.index, kept=(*by_b, CopyDigest(0, "f" * 64))), 2.0)
+        answer = rounds.handle(rd.TurnReported("a", turn.index, kept=tuple(by_a)), 2.0)
+        kept = [command for command in answer if isinstance(command, rd.LogKept)]
+        assert [command.step for command in kept] == [turn.end_step]
+        assert kept[0].digests == tuple(CopyDigest(*each) for each in sorted(digests.items())) != last
+        last = kept[0].digests
 
 
 def test_rounds_have_no_bad_step_of_a_node_without_a_part() -> None:

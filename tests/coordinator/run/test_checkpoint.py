@@ -240,6 +240,15 @@ def test_best_result_on_the_disks_is_forgotten_where_it_is_not_whole(lacking: st
     assert ("that of step 4, can't be kept: the part of node c is missing" in found.told) is bool(lacking)
 
 
+def test_nodes_of_a_resumed_run_are_told_what_was_trained() -> None:
+    """With the sources of their blocks on the disks of others."""
+    told = (CopyDigest(0, "0" * 64), CopyDigest(PLAN.course.head, "f" * 64))
+    manager = CheckpointManager("run", JOB, Resume(plan=PLAN, manifests=(manifest(8, digests=told),)))
+    manager._chosen = chosen(["a", "b", "c"], manifests=(manifest(8, digests=told), manifest(4)))
+    manager.go_on("c", request := control_pb2.PrepareRequest())
+    assert request.saved.sources and [(each.unit, each.sha256) for each in request.saved.digests] == [*told]
+
+
 def test_run_goes_on_without_a_node_in_another_placement() -> None:
     """From the turn of the checkpoint on; a node that had no part in the run may host."""
     rows: list[tuple[str, ...]] = [(), ("e",)]

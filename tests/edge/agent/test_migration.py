@@ -19,6 +19,7 @@ from coordinator.run.migration import MigrationDriver
 from edge.agent.active_run import ActiveRun
 from edge.agent.migration import AgentMigration, NextPlacement
 from edge.agent.process import AgentServicer
+from edge.checkpoint.shard_saver import ResumeShard, SavedStart, ShardRequest
 from edge.checkpoint.snapshot_servicer import SnapshotFetcher, SnapshotServicer
 from edge.checkpoint.snapshots import MigratedState, SnapshotShelf, TurnSnapshots, block_digests, head_digest
 from edge.checkpoint.state_folder import StateFolder
@@ -29,6 +30,7 @@ from ringtune.errors import ConnectionFailedError, FrameError, IntegrityError, I
 from ringtune.job.job import Job, Model, parse_job
 from ringtune.models.folder import read_headers
 from ringtune.run_control.events import MoveFailed
+from ringtune.schedule.access import NOT_PLANNED
 from ringtune.schedule.migration import Source
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn, turn_sequence
@@ -424,6 +426,46 @@ def test_coordinator_learns_of_which_node_a_copy_is_disputed(takes_holder: bool)
     unopened.peer = "c"
     driver._failed("b", 3)(unopened)
     assert participants.queue.get_nowait() == MoveFailed("b", 3, "ConnectionFailedError", "no link", lost="c")
+
+
+@pytest.mark.promise("2 right version")
+@pytest.mark.parametrize(
+    ("own", "head", "fetched", "problem"),
+    [
+        (GOOD, b"head", GOOD, ""),
+        (POISON, b"head", GOOD, "node b keeps another state of block 1 after step 2 than was trained"),
+        (GOOD, b"evil", GOOD, "node b keeps another state of the head"),
+        (GOOD, b"head", EARLIER, "node a keeps another state of block 1"),
+    ],
+)
+def test_resumed_run_takes_from_disks_what_was_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bytes, head: bytes, fetched: bytes, problem: str
+) -> None:
+    """Whoever keeps a copy on the disk may write another one; the coordinator knows the digests of the turn's end."""
+    host: Any = SimpleNamespace(
+        options=AgentOptions(coordinator="127.0.0.1:1", name="b", state=tmp_path), access=RunAccess("b")
+    )
+    monkeypatch.setattr(SnapshotFetcher, "blocks", lambda fetcher, source, step: Pieces.of(fetched))
+    with StateFolder(tmp_path, "b", timeout_s=WAIT_S) as folder:
+        for content, is_head in ((own, False), (head, True)):
+            folder.run(TWO_AGENTS_RUN).write_part(2, TWO_AGENTS_RUN, content, is_head=is_head)
+        digests = {**block_digests(Pieces.of(GOOD)), HEAD_UNIT: head_digest(b"head")}
+        sources = (Source("b", 0, 2), Source("a", 0, 2))
+        resume = ResumeShard(
+            TWO_AGENTS_RUN, ShardRequest(2, ""), "b", saved=SavedStart(TWO_AGENTS_RUN, sources, digests=digests)
+        )
+
+        def resumed() -> MigratedState | None:
+            arguments = (resume, HEAD_UNIT, TWO_AGENTS_JOB, {"a": "127.0.0.1:1"}, time.monotonic() + WAIT_S)
+            return AgentMigration(host, "b").from_disks(*arguments, sizes=NOT_PLANNED)
+
+        if problem:
+            with pytest.raises(IntegrityError, match=problem):
+                resumed()
+        else:
+            state = resumed()
+            assert state is not None
+            assert [block_digests(file) for file in state.files] == [block_digests(Pieces.of(GOOD))] * 2
 
 
 @pytest.mark.parametrize("is_finished", [True, False])
