@@ -365,8 +365,8 @@ class RunWork:
             unfit = [node for node in ends if node in self._checkpoints.taken_back]
             if self._rounds.phase == "preparing" and unfit:
                 self._lost = unfit[0]
-            elif failed.error == PeerLostError.__name__:
-                self._lost = ends[0]
+            elif failed.error == PeerLostError.__name__ or (failed.lost and self._rounds.phase == "preparing"):
+                self._lost = ends[0]  # a node that can't send to another one names it too
         if isinstance(event, rd.LinkFailed) and not event.answers:
             self._reports.suspicions.died(event.failed.lost)
         elif isinstance(event, rd.LinkFailed):
@@ -600,18 +600,25 @@ class RunWork:
         self._emit(control_pb2.RunEvent(report_json=json.dumps(report)))
 
     def begin_after(self, failed: RingTuneError) -> Driver | None:
-        """Begin the run that continues from the last checkpoint where all parameters train and a node is lost or back.
+        """Begin the run that continues from the last checkpoint; None if there is none, with the reason in the failure.
 
-        Otherwise the reason is added to the failure.
+        It does where all parameters train and a node is lost or back, and where a resumed run loses a node before a
+        turn has ended: from the checkpoint, or the end of a turn, that it was resumed from.
         """
-        resumed = self._request.resume.plan if self._request.resume else None
-        plan = self._planned.plan if self._planned else resumed
-        if plan is None or not plan.course.method.full_parameters or not self._request.is_training:
+        resume, step = self._request.resume, self._checkpoints.saved_step
+        plan = self._planned.plan if self._planned else resume.plan if resume else None
+        if plan is None or not self._request.is_training:
             return None
-        back, step = self._rounds.continues_with, self._checkpoints.saved_step
+        if not plan.course.method.full_parameters:
+            if self._checkpoints.start is None or self._rounds.has_kept:
+                return None
+            step = self._checkpoints.start.step
+        back = self._rounds.continues_with
         without = {node: instance for node, instance in self._participants.without.items() if node not in back}
         if not back:
-            is_lost = isinstance(failed, PeerLostError) or self._lost in self._checkpoints.taken_back
+            is_lost = (
+                isinstance(failed, PeerLostError | ConnectionFailedError) or self._lost in self._checkpoints.taken_back
+            )
             if not is_lost or self._lost not in plan.nodes:
                 return None
             if why := checkpoint_reason(self._lost, plan, step, self._policy):

@@ -156,6 +156,11 @@ class RunStateMachine:
         self._returning: tuple[str, ...] = ()  # those that are there when the run is resumed
         self.continues_with: tuple[str, ...] = ()
 
+    @property
+    def has_kept(self) -> bool:
+        """Whether the nodes keep the end of a turn, or the beginning, to which the run can go back."""
+        return self._kept.step is not None
+
     def handle(self, event: rd.Event, now_s: float) -> list[rd.Command]:
         """Take one event at time ``now_s`` (monotonic seconds); return the commands in order.
 

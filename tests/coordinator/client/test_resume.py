@@ -31,12 +31,14 @@ from ringtune.errors import (
     InterruptedRunError,
     JobError,
     ModelError,
+    PeerLostError,
     PlanError,
     RingTuneError,
     StorageError,
     UsageError,
 )
 from ringtune.job.job import Job, load_job
+from ringtune.run_control import events as rd
 from ringtune.run_control.checkpoint import Resume
 from ringtune.run_control.continuation import Length, job_digest, with_state_where_asked
 from ringtune.schedule.methods.hift import Hift
@@ -55,11 +57,17 @@ JOB = job(train__checkpoint_every=2)
 
 
 def run(
-    cluster: FakeCluster, out: Path, *, resume: Resume | None = None, notes: Notes | None = None, **more: Any
+    cluster: FakeCluster,
+    out: Path,
+    *,
+    resume: Resume | None = None,
+    notes: Notes | None = None,
+    job: Job = JOB,
+    **more: Any,
 ) -> Outcome:
     """Run the job, or go on with it."""
     with RunFolder(out, resume=resume is not None) as folder, Client(cluster.server.address) as client:
-        return client.run(RunRequest(job=JOB, resume=resume, **more), progress=notes or Progress(), folder=folder)
+        return client.run(RunRequest(job=job, resume=resume, **more), progress=notes or Progress(), folder=folder)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +88,11 @@ def done(whole: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def stopped(done: Path) -> Path:
     """The folder of a run as it was after step 6, with some lines of metrics more."""
-    out = done
+    return stop(done)
+
+
+def stop(out: Path) -> Path:
+    """Make the folder of a finished run one of a run that was stopped after step 6."""
     checkpoints = RunCheckpoints(out)
     (last, before), _ = checkpoints.read()
     shards = tuple(replace(shard, sha256=shard_digest(4)) for shard in before.shards)
@@ -137,6 +149,35 @@ def test_run_goes_on_with_the_same_plan_and_leaves_one_line_a_step(stopped: Path
     report = json.loads((stopped / "report.json").read_text())
     assert [(part["first_step"], part["steps"]) for part in report["parts"]] == [(1, newest)]
     assert (report["steps"], report["whole"]["steps"]) == (8 - newest, 8)
+
+
+@pytest.mark.parametrize("is_alive", [False, True])
+def test_resumed_run_that_loses_a_host_before_a_turn_has_ended_is_resumed_without_it(
+    tmp_path: Path, is_alive: bool
+) -> None:
+    """From the same checkpoint, of which others have copies: else a host could end any run that is resumed."""
+    wanted, out = job(train__checkpoint_every=2, train__max_steps=8, recovery__copies="next"), tmp_path / "out"
+    agents: dict[str, dict[str, Any]] = {"a": {"has_copies": True}, "b": {"rows": 0}, "c": {"rows": 0}}
+
+    def lose(agent: FakeAgent, turns: list[Turn]) -> None:
+        driver = cluster.server.coordinator._driver
+        assert driver is not None
+        failed = rd.NodeFailed("a", "DeadlineError", "node a waited for node b", "b")
+        if is_alive:
+            driver.participants.queue.put(rd.LinkFailed(failed, 0))
+        else:
+            cluster.server.coordinator.node_failed("b", PeerLostError("node b is lost"))
+
+    with FakeCluster("a", "b", agents=agents) as cluster:
+        run(cluster, out, job=wanted)
+    resume, notes = find_resume(stop(out), wanted, print), Notes()
+    agents["b"]["on_grant"] = lose
+    with FakeCluster(*agents, agents=agents) as cluster:
+        run(cluster, out, job=wanted, resume=resume, notes=notes)
+        plan, prepared = cluster.agents["a"].plan, cluster.agents["a"].prepared
+    assert plan is not None and "b" not in plan.nodes and prepared.saved.step == 6
+    assert [line["step"] for line in steps_of(out / "metrics.jsonl")] == list(range(1, 9))
+    assert any(text.startswith("the run goes back to the checkpoint of step 6: ") for text in notes.texts)
 
 
 def test_run_falls_back_to_the_checkpoint_before_a_damaged_shard(stopped: Path) -> None:
