@@ -34,7 +34,7 @@ from ringtune.storage.strict import nearest
 from sim.ledger import Items, MemoryLedger
 from sim.links import MeasuredLinks
 from sim.meter import Meter, NodeMeter, ProfileTimes, RecordedTimes, TimedStep
-from sim.ring import NO_REST, Conditions, ExpectedTables, RingResult, VirtualRing
+from sim.ring import NO_IDLE_GAIN, Conditions, ExpectedTables, RingResult, VirtualRing
 
 
 def check_fits(plan: Plan, profile: Profile, settings: MemorySettings, *, shape: TimedShape | None = None) -> None:
@@ -209,7 +209,7 @@ def predict(
         observer=first.observer,
         start=start,
         chooser=ExpectedTables(plan, tables),
-        rest=costs.rest if samples is None else lambda node: NO_REST,
+        idle_gain=costs.idle_gain if samples is None else lambda node: NO_IDLE_GAIN,
         move_s=simulated.move_s if move_s is None else lambda move: move_s,
         enters=simulated.enters,
     )

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any, Final, NamedTuple, Protocol
 
-from ringtune.costs.action_costs import Rest
+from ringtune.costs.action_costs import IdleGain
 from ringtune.engine import events as ev
 from ringtune.engine.node_engine import NodeEngine
 from ringtune.errors import DeadlineError
@@ -92,7 +92,7 @@ class RingResult:
     num_actions: int = 0
 
 
-NO_REST: Final = Rest(0.0, 1.0)
+NO_IDLE_GAIN: Final = IdleGain(0.0, 1.0)
 
 
 def _nothing(event: ev.Event, now_s: float) -> list[ev.Command]:
@@ -100,7 +100,7 @@ def _nothing(event: ev.Event, now_s: float) -> list[ev.Command]:
 
 
 class VirtualNode:
-    """One node's engine, and the rests of its processor.
+    """One node's engine, and the idle time of its processor.
 
     Args:
         engine: its state machine; None while it has no place in the placement.
@@ -114,31 +114,31 @@ class VirtualNode:
         self.commands: list[ev.Command] = []  # the last commands of the engine
         self.last_s: dict[str, float] = {}  # time of the last message of each source
         self.ends_s = 0.0  # end of the running action; messages may delay it
-        self.rest, self.left_s = NO_REST, 0.0
-        self.free_s = 0.0  # start of the rest; if in the future, messages use the processor until then
+        self.idle_gain, self.left_s = NO_IDLE_GAIN, 0.0
+        self.free_s = 0.0  # start of the idle time; if in the future, messages use the processor until then
 
     def moved(self, engine: NodeEngine | None) -> VirtualNode:
         """Return the node with the engine of its next placement; its processor is kept."""
         node = VirtualNode(self.name, engine)
-        node.rest, node.free_s, node.left_s = self.rest, self.free_s, self.left_s
+        node.idle_gain, node.free_s, node.left_s = self.idle_gain, self.free_s, self.left_s
         return node
 
     def take(self, seconds: float, now_s: float) -> None:
-        """Take processor time for a message: from the running action, or from the rest before the next one."""
+        """Take processor time for a message: from the running action, or from the idle time before the next one."""
         if self.is_running:
             self.ends_s += seconds
         else:
-            self.free_s = max(self.free_s, now_s - self.rest.max_s) + seconds
+            self.free_s = max(self.free_s, now_s - self.idle_gain.max_s) + seconds
 
     def disturb(self, seconds: float, now_s: float) -> None:
-        """Take processor time for a message from the rest of an idle node; nothing is delayed."""
-        if self.rest.max_s:
-            self.free_s = min(now_s, max(self.free_s, now_s - self.rest.max_s) + seconds)
+        """Take processor time for a message from the idle time of a node; nothing is delayed."""
+        if self.idle_gain.max_s:
+            self.free_s = min(now_s, max(self.free_s, now_s - self.idle_gain.max_s) + seconds)
 
     def begin(self, seconds: float, now_s: float) -> float:
-        """Begin an action, later if messages use the processor, shorter after a rest; return its end in seconds."""
+        """Begin an action, later if messages use the processor, shorter after idle time; return its end in seconds."""
         self.is_running = True
-        free_s, (max_s, min_share) = self.free_s, self.rest
+        free_s, (max_s, min_share) = self.free_s, self.idle_gain
         if not max_s or free_s >= now_s:
             self.left_s = 0.0
             self.ends_s = ends_s = (now_s if now_s > free_s else free_s) + seconds
@@ -203,7 +203,7 @@ class VirtualRing:
         transport: when messages arrive.
         wait_s: time limit of engines and state machine.
         start: where the run continues; by default at its beginning.
-        rest: by node, the gain of a rest for the next action; by default none.
+        idle_gain: by node, what idle time gains for the next action; by default nothing.
         chooser: scores and operation tables where the run chooses them; by default the expected table.
         move_s: seconds of a node's move; all its weights are present before.
         enters: the conditions from a move on, for the part of the plan that holds then; by default unchanged. The
@@ -219,7 +219,7 @@ class VirtualRing:
         observer: Observer | None = None,
         wait_s: float = math.inf,
         start: StartPoint | None = None,
-        rest: Callable[[str], Rest] = lambda node: NO_REST,
+        idle_gain: Callable[[str], IdleGain] = lambda node: NO_IDLE_GAIN,
         chooser: TableChooser | None = None,
         move_s: Callable[[rd.Move], float] = lambda move: 0.0,
         enters: Callable[[Plan, float], Conditions] | None = None,
@@ -233,7 +233,7 @@ class VirtualRing:
         self._move_s, self._enters = move_s, enters
         self._nodes = {node: VirtualNode(node, self._engine(self._part, node, start)) for node in plan.nodes}
         for name, each in self._nodes.items():
-            each.rest = rest(name)
+            each.idle_gain = idle_gain(name)
         self._timers: dict[tuple[str, str], int] = {}
         self._chooser, self._score_turns = chooser or ExpectedTables(plan), dict[int, Turn]()
         self._obeys: dict[type, Callable[[VirtualNode, Any], None]] = {
@@ -369,7 +369,7 @@ class VirtualRing:
         if node.ends_s > now_s:
             self.clock.at(node.ends_s, self._done, node, action, start_s)
             return
-        node.is_running, node.free_s = False, now_s - node.left_s  # the rest that it did not use is left for the next
+        node.is_running, node.free_s = False, now_s - node.left_s  # idle time that it did not use is left for the next
         values = self._carried_out(node, action, start_s)
         result.num_actions += 1
         result.wall_s = now_s
@@ -436,7 +436,7 @@ class VirtualRing:
         self.clock.at(arrival_s, self._receive, key, source, self._nodes[target], cost)
 
     def _receive(self, key: TensorKey, source: str, node: VirtualNode, cost: MessageCost) -> None:
-        """Receive a message that costs processor time: later where the node computes, else from the node's rest."""
+        """Receive a message that costs processor time: later where the node computes, else from its idle time."""
         now_s = self.clock.now_s
         if node.is_running:
             node.take(cost.from_target_s, now_s)

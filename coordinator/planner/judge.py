@@ -191,7 +191,7 @@ def run_probe(plan: Plan, profile: Profile, costs: CourseCosts, granted: Items, 
         action_s=ProfileTimes(granted),
         transport=MeasuredLinks(granted, profile),
         observer=observer,
-        rest=costs.rest,
+        idle_gain=costs.idle_gain,
     )
     observer.stop = ring.clock.stop
     ring.run_to_end()

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ringtune.config.sections import AUTO_PLACEMENT, MOST_MICROBATCHES
+from ringtune.config.sections import AUTO_PLACEMENT, MAX_CHOSEN_MICROBATCHES
 from ringtune.costs.profile import LinkFacts
 from ringtune.errors import InterruptedRunError, UsageError
 from ringtune.job.job import Job
@@ -52,7 +52,7 @@ def microbatch_choices(text: str, batch_size: int) -> tuple[int, ...]:
     ``auto`` is every power of two up to 16 that is at most ``batch_size``: 1, 2, 4 for 6 rows.
     """
     if text == AUTO_PLACEMENT:
-        return tuple(count for count in (1, 2, 4, 8, MOST_MICROBATCHES) if count <= batch_size)
+        return tuple(count for count in (1, 2, 4, 8, MAX_CHOSEN_MICROBATCHES) if count <= batch_size)
     try:
         counts = tuple(sorted({int(part) for part in text.split(",")})) if text else ()
     except ValueError as error:

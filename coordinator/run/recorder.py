@@ -47,9 +47,9 @@ _MAX_NOTES: Final = 1000
 """Most sentences of one node for the user."""
 _ACTIONS: Final = 16
 """More actions than a node has for one block, or embedding or head, of a micro-batch, or of a batch beside these."""
-_MOST_RECORDED_BYTES: Final = 1024
+_MAX_RECORDED_BYTES: Final = 1024
 """Most bytes of a recording for each of the actions that a node may have done."""
-_MOST_HEADER_BYTES: Final = 1 << 16
+_MAX_HEADER_BYTES: Final = 1 << 16
 """Of its headers, which a node writes before it is granted anything; some 300 bytes for each placement."""
 
 
@@ -200,7 +200,7 @@ class RunRecorder:
         if (
             request.recording
             and self._job.runtime.record
-            and self._recorded_bytes[node] <= _MOST_HEADER_BYTES + _MOST_RECORDED_BYTES * self._most_spans
+            and self._recorded_bytes[node] <= _MAX_HEADER_BYTES + _MAX_RECORDED_BYTES * self._most_spans
         ):
             if node not in self._recordings:
                 self._recordings[node] = GrowingFile(f"recordings/{node}.jsonl", self._emit)

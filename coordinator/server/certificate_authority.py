@@ -36,7 +36,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from coordinator.server.rotation import MOST_GONE, Phase, Rotation, RotationState
+from coordinator.server.rotation import MAX_GONE, Phase, Rotation, RotationState
 from ringtune.errors import BusyError, StorageError, TokenError, TrustError, UsageError
 from ringtune.storage.durable import drop_file, make_private_folder, storage_errors, write_durably
 from ringtune.texts import RepeatCounter, listed, printable, times
@@ -623,7 +623,7 @@ _INVITATIONS: Final = 60
 """Most invitations of a user within a minute: each is a row of the register for a day."""
 
 
-_MOST_NAMED: Final = 20
+_MAX_NAMED: Final = 20
 
 
 class TrustKeeper:
@@ -881,7 +881,7 @@ class TrustKeeper:
             self._looked_unix_s = now_unix_s
             if self._next is None and self._next_of(rotation) is not None:  # the key was copied here meanwhile
                 self._change(rotation)
-            if len(self._versions) > len(members) + MOST_GONE:
+            if len(self._versions) > len(members) + MAX_GONE:
                 self._versions = {node: self._versions[node] for node in {*members} & self._versions.keys()}
             if (fewer := rotation.without_gone(members)) is not rotation:
                 self._change(fewer)
@@ -898,9 +898,9 @@ class TrustKeeper:
             self.last_state = state._replace(rotation=after) if after else None
         late = state.unconfirmed if after else state.waiting
         if after is not None:
-            named = f"; not confirmed by {listed(late, _MOST_NAMED)}" if late else ""
+            named = f"; not confirmed by {listed(late, _MAX_NAMED)}" if late else ""
             return f"certificates are of the new authority from now on{named}"
-        named = f"; shut out until they join with a new token: {listed(late, _MOST_NAMED)}" if late else ""
+        named = f"; shut out until they join with a new token: {listed(late, _MAX_NAMED)}" if late else ""
         return f"the old authority is trusted no longer{named}"
 
     def rotation_state(self, members: Collection[str]) -> RotationState | None:

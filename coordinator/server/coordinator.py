@@ -105,7 +105,7 @@ class RunLogger:
         return f"{steps}{format_seconds(time.monotonic() - self._started_s)}"
 
 
-_MOST_LINES = 20
+_MAX_LINES = 20
 """Lines a minute of one node that joins and leaves again and again."""
 _LOG = logging.getLogger(__name__)
 _BEGUN_S = 5.0
@@ -141,7 +141,7 @@ class Coordinator:
         self._lock = threading.Lock()
         self._beginning = threading.Lock()  # held while a run begins, also by a stop
         self._registry = Registry(lease_s)
-        self._lines = TokenBucket(_MOST_LINES, _MOST_LINES / 60.0)
+        self._lines = TokenBucket(_MAX_LINES, _MAX_LINES / 60.0)
         self._now_s = WakingClock()
         self._driver: Driver | None = None
         self._replaced: Driver | None = None  # by the driven one, to which it passes what is asked of it

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple, Self
 from ringtune.transport.identity import authorities_version
 from ringtune.transport.parties import GUEST
 
-MOST_GONE: Final = 64
+MAX_GONE: Final = 64
 """Guests that have left and are not forgotten yet, as each change is written to the disk."""
 _NODE: Final = "node "
 
@@ -83,7 +83,7 @@ class Rotation:
         """Return the rotation without guests that have left: a user may invite any number within days."""
         guests = {party for party in self.moved if GUEST.fullmatch(party.removeprefix(_NODE))}
         gone = guests - {f"{_NODE}{name}" for name in members}
-        return dataclasses.replace(self, moved=self.moved - gone) if len(gone) > MOST_GONE else self
+        return dataclasses.replace(self, moved=self.moved - gone) if len(gone) > MAX_GONE else self
 
     def advanced(
         self, now_unix_s: float, *, unconfirmed: Collection[str], waiting: Collection[str], is_settled: bool = True

@@ -277,7 +277,7 @@ class Bench:
     def measure(self, timer: Timer, *, budget_s: float, disk: Path | None) -> MeasuredWork:
         """Time every kind of work that this node may do.
 
-        ``budget_s`` are approximate seconds for all loops, and again for the rests of a quota; slow boards take
+        ``budget_s`` are approximate seconds for all loops, and again for the idle time of a quota; slow boards take
         longer. ``disk`` is the node's folder for checkpoints; None = saving is not timed.
         """
         loops = _BLOCK_LOOPS + (_OWNER_LOOPS if self._rows else 0) + (_PART_LOOPS if self._subnets > 1 else 0)
@@ -302,7 +302,7 @@ class Bench:
             )
 
     def _rested_s(self, timer: Timer, budget_s: float) -> float:
-        """Seconds that a forward takes less after a rest."""
+        """Seconds that a forward takes less after idle time."""
         size, item = self.sizes[0], self._item(lowest=True)
         hidden, mask = self._random(size), uneven_mask(size)
 

@@ -12,7 +12,7 @@ Without a quota a window covers some time slices of the kernel's scheduler, beca
 
 Where the computing threads can use up the quota, processor seconds are timed instead: divided by the quota's cores they
 are the seconds in the long run, and they repeat within some percent where a window's seconds differ by ten. After a
-rest the quota is full, and the next work takes less: ``rested_s``.
+pause the quota is full, and the next work takes less: ``rested_s``.
 
 Timings are kept in the node's folder, so that a second start takes seconds::
 
@@ -54,8 +54,8 @@ _LOG = logging.getLogger(__name__)
 MIN_TIMINGS = 3
 MAX_TIMINGS = 9
 _PERIODS = 3
-_RESTS, _MIN_RESTS = 12, 4
-_RESTS_PER_BUDGET_S = 3
+_PAUSES, _MIN_PAUSES = 12, 4
+_PAUSES_PER_BUDGET_S = 3
 _MIN_WINDOW_S = 0.02
 _MIN_QUOTA_WINDOW_S = 0.05
 
@@ -181,25 +181,25 @@ class Timer:
         return {work: Quartiles.of(seconds) for work, seconds in timings.items()}
 
     def rested_s(
-        self, work: Callable[[], object], *, budget_s: float, rest: Callable[[float], object] = time.sleep
+        self, work: Callable[[], object], *, budget_s: float, pause: Callable[[float], object] = time.sleep
     ) -> float:
-        """Mean seconds that ``work`` takes less at its quota after a rest; 0 without a quota.
+        """Mean seconds that ``work`` takes less at its quota after a pause; 0 without a quota.
 
-        Rests are of different lengths, so that the work begins at any moment of a period; the first four are as evenly
+        Pauses are of different lengths, so that the work begins at any moment of a period; the first four are as evenly
         spread over it as all twelve.
 
-        ``work`` runs after a rest. After ``budget_s`` no rest begins, except the first ``3 * budget_s`` (at
+        ``work`` runs after a pause. After ``budget_s`` no pause begins, except the first ``3 * budget_s`` (at
         least 4, at most 12).
         """
         if self.cpu is None:
             return 0.0
         saved = []
-        least = min(_RESTS, max(_MIN_RESTS, round(_RESTS_PER_BUDGET_S * budget_s)))
+        least = min(_PAUSES, max(_MIN_PAUSES, round(_PAUSES_PER_BUDGET_S * budget_s)))
         started_s = self.clock()
-        for index in range(_RESTS):
+        for index in range(_PAUSES):
             if index >= least and self.clock() - started_s >= budget_s:
                 break
-            rest((_PERIODS + _part_of_period(index)) * self.cpu.period_s)
+            pause((_PERIODS + _part_of_period(index)) * self.cpu.period_s)
             self.settle()
             start_s, start_cpu_s = self.clock(), self.cpu()
             work()
@@ -217,9 +217,9 @@ class Timer:
 
 
 def _part_of_period(index: int) -> float:
-    """Return the part of a period by which a rest exceeds whole periods: 0, 3, 6, 9, 1, 4, 7, 10, 2 .. twelfths."""
-    steps = _RESTS // _MIN_RESTS
-    return (index % _MIN_RESTS * steps + index // _MIN_RESTS) / _RESTS
+    """Return the part of a period by which a pause exceeds whole periods: 0, 3, 6, 9, 1, 4, 7, 10, 2 .. twelfths."""
+    steps = _PAUSES // _MIN_PAUSES
+    return (index % _MIN_PAUSES * steps + index // _MIN_PAUSES) / _PAUSES
 
 
 DEFAULT_BUDGET_S = 4.0
@@ -246,7 +246,7 @@ class MeasuredWork(NamedTuple):
     Attributes:
         activation_token_bytes: bytes per padded token that a forward with graph keeps of one block until its backward,
             its output included.
-        rested_s: seconds that work takes less after a rest, under a quota of processor time.
+        rested_s: seconds that work takes less after a pause, under a quota of processor time.
         handling_s: seconds of every action besides its work.
         lowest_token_bytes: as ``activation_token_bytes``, for the lowest block that trains: its graph begins inside it.
     """

@@ -78,10 +78,10 @@ from ringtune.techniques.audit import (
 
 Exchanged = tuple[torch.Tensor, torch.Tensor | None]
 _WHERE: Final = "what a node hands in for the audit"
-_MOST_FILES: Final = 12
+_MAX_FILES: Final = 12
 """Most files in a host's work, each as large as a state of its blocks at most: two states, three sums, four of helpers,
 and three of VeLoRA's vectors."""
-_MOST_ELEMENT_BYTES: Final = 8
+_MAX_ELEMENT_BYTES: Final = 8
 _KEPT: Final = 2
 """Turns that are kept: one that may be checked, and the one after it."""
 
@@ -742,12 +742,12 @@ class NodeAudit:
         """
         if key is None:
             num_blocks = 1 if cell.is_fit else self._plan.slice_of(cell.node).num_blocks
-            return min(MAX_COPY_BYTES, _MOST_FILES * copy_limit(sizes, num_blocks))
+            return min(MAX_COPY_BYTES, _MAX_FILES * copy_limit(sizes, num_blocks))
         if key.payload == Payload.PAIRS:
             return MAX_COPY_BYTES
         course = self._plan.course
         width = course.width(key.boundary, is_gradient=not key.is_hidden)
-        return HEADER_BYTES + self.recorder.rows(key) * course.max_length * (_MOST_ELEMENT_BYTES * width + 1)
+        return HEADER_BYTES + self.recorder.rows(key) * course.max_length * (_MAX_ELEMENT_BYTES * width + 1)
 
     def failed(
         self, exchanges: Iterable[Exchange], tensors: Mapping[TensorKey, Exchanged], given: Mapping[str, str]

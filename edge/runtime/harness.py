@@ -42,7 +42,7 @@ from ringtune.texts import MAX_NAME, printable
 
 T = TypeVar("T")
 APPLY_CHAT_TEMPLATE: Final = "--apply-chat-template"
-_MOST_TOKENS: Final = 256
+_MAX_TOKENS: Final = 256
 """Of an answer whose task says nothing."""
 _COUNTS: Final = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 """Names for the most tokens of an answer; the first that a task has counts."""
@@ -120,7 +120,7 @@ class HarnessModel:
 
     def _continued(self, context: str, settings: dict[str, Any], number: int) -> str:
         until, longest = settings.get("until") or [], self._model.longest
-        most = next((settings[name] for name in _COUNTS if settings.get(name) is not None), _MOST_TOKENS)
+        most = next((settings[name] for name in _COUNTS if settings.get(name) is not None), _MAX_TOKENS)
         count = min(int(most), longest - 1)
         how = Sampling(
             max_new_tokens=count,

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from ringtune.costs.action_costs import Rest
+from ringtune.costs.action_costs import IdleGain
 from ringtune.schedule.actions import TensorKey
 from sim.links import MessageCost
 from tests.support.cases import cases
@@ -85,19 +85,19 @@ def test_ring_gets_messages_late_only_while_it_computes(delays_s: tuple[float, f
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=4)
 
 
-def lengths(rest: Rest, node: str) -> list[float]:
+def lengths(idle_gain: IdleGain, node: str) -> list[float]:
     """Seconds of a node's actions of 1 s each; a message takes 1 s."""
-    ring = RecordedRing(PLAN, message_s=lambda source, target, payload: 1.0, rest=lambda name: rest)
+    ring = RecordedRing(PLAN, message_s=lambda source, target, payload: 1.0, idle_gain=lambda name: idle_gain)
     return [round(span.end_s - span.start_s, 6) for span in ring.run().spans[node]]
 
 
-def test_action_after_a_rest_is_shorter_and_one_after_another_is_not() -> None:
-    """A rest of a second is worth the most that there is, 0.3 s; without a rest an action takes its second."""
-    found = lengths(Rest(0.3, 0.4), "b")
+def test_action_after_idle_time_is_shorter_and_one_after_another_is_not() -> None:
+    """Idle time of a second is worth the most that there is, 0.3 s; without any an action takes its second."""
+    found = lengths(IdleGain(0.3, 0.4), "b")
     assert min(found) == 0.7 and max(found) == 1.0
-    assert set(lengths(Rest(0.0, 1.0), "b")) == {1.0}
+    assert set(lengths(IdleGain(0.0, 1.0), "b")) == {1.0}
 
 
 def test_action_keeps_the_share_that_computing_at_full_speed_takes() -> None:
-    """However long the rest: at 0.9 of a core an action of 1 s can't take less than 0.9 s; the rest of it is kept."""
-    assert min(lengths(Rest(5.0, 0.9), "b")) == pytest.approx(0.9)
+    """At 0.9 of a core an action of 1 s can't take less than 0.9 s, and keeps the idle time that is left."""
+    assert min(lengths(IdleGain(5.0, 0.9), "b")) == pytest.approx(0.9)

@@ -13,7 +13,7 @@ import pytest
 
 from ringtune.run_control import events as rd
 from ringtune.run_control.recovery import (
-    MOST_OPENINGS,
+    MAX_OPENINGS,
     RESUME,
     DisputedCopies,
     LinkOpenings,
@@ -509,10 +509,10 @@ def test_host_that_reports_a_lost_link_after_each_turn_is_left_out() -> None:
 
     What it said does not count against the host that it accused: a link of that one is opened anew once more.
     """
-    accused = [*[("c", "d")] * (MOST_OPENINGS + 1), ("d", "b")]
+    accused = [*[("c", "d")] * (MAX_OPENINGS + 1), ("d", "b")]
     result, wanted, _ = with_lost_links(24, lambda at, is_new: accused[at] if is_new and at < len(accused) else None)
     assert story(result) == story(wanted)
-    assert [one.lost for one in recoveries(result)] == [()] * MOST_OPENINGS + [("c",), ()]
+    assert [one.lost for one in recoveries(result)] == [()] * MAX_OPENINGS + [("c",), ()]
 
 
 def test_host_that_has_left_for_a_link_leaves_again_for_it() -> None:
@@ -552,7 +552,7 @@ def test_host_that_has_left_for_a_link_leaves_again_for_it() -> None:
 
 def test_hosts_stay_with_which_an_owner_loses_its_links_in_turn() -> None:
     """The run needs the owner, and each host has fewer such links than it."""
-    most = 2 * MOST_OPENINGS + 2
+    most = 2 * MAX_OPENINGS + 2
     result, wanted, _ = with_lost_links(32, lambda at, is_new: ("a", "dc"[at % 2]) if is_new and at < most else None)
     assert story(result) == story(wanted)
     assert [one.lost for one in recoveries(result)] == [()] * most
@@ -583,7 +583,7 @@ def test_owner_that_reports_links_twice_makes_one_host_leave(lies: int) -> None:
     assert story(result) == story(wanted) and reports == 6
 
 
-@pytest.mark.parametrize("times", [2, MOST_OPENINGS + 1])
+@pytest.mark.parametrize("times", [2, MAX_OPENINGS + 1])
 def test_owner_whose_rows_may_be_left_out_makes_one_host_leave(times: int) -> None:
     """For the second host it leaves itself; with a link that it loses twice in a turn, or once in each of six turns."""
     hosts = [("a", 0, 1), ("c", 1, 2), ("d", 2, 3), ("e", 3, 4), ("b", 4, 5)]

@@ -42,7 +42,7 @@ from ringtune.schedule.versions import weight_version
 from ringtune.storage.pieces import Pieces
 from ringtune.techniques.offload import LOSSY, RowsOfUser, rows_of_users
 
-_MOST_TIMES: Final = 4
+_MAX_TIMES: Final = 4
 """Numbers of pairs that a helper decodes, compared with what full rows of all its blocks have."""
 
 
@@ -417,7 +417,7 @@ class OffloadRunner:
         with sent_by(self._placement.host_of(action.start)):
             sent = self._received.pop(key)
             rows = microbatch_rows(self._course, entry.item)[action.micro]
-            most = _MOST_TIMES * rows * self._course.max_length * models.values_per_token
+            most = _MAX_TIMES * rows * self._course.max_length * models.values_per_token
             if (came := wire.num_values(sent)) > most:
                 raise IntegrityError(f"the pairs of {rows} rows have {came:,} numbers, at most {most:,} are taken")
             pairs = wire.decode(sent, self._parts.dtype)

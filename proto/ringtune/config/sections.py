@@ -474,8 +474,8 @@ def learning_rate(train: Train, step: int, num_steps: int) -> float:
 
 
 AUTO_PLACEMENT: Final = "auto"
-MOST_MICROBATCHES: Final = 16
-"""Most micro-batches that the planner chooses."""
+MAX_CHOSEN_MICROBATCHES: Final = 16
+"""Most micro-batches that the planner chooses; a job may name more."""
 NEVER: Final = "never"
 AutoOrNever = Annotated[str, OneOf((AUTO_PLACEMENT, NEVER))]
 

@@ -51,7 +51,7 @@ from ringtune.schedule.turns import Item, StepKind, follows_token, microbatch_ro
 from ringtune.schedule.units import EMBEDDING, Range, Units
 
 
-class Rest(NamedTuple):
+class IdleGain(NamedTuple):
     """Effect of idle time on a node under a quota: its next action is faster by at most ``max_s``.
 
     It keeps at least ``min_share`` of its time. Example: 30 ms become 23 ms with ``max_s`` 0.007, and at least 12 ms at
@@ -421,12 +421,12 @@ class CourseCosts:
                 taken.append(crowded * (codec_s + num_bytes * cpu_s_per_byte / facts.cpu_cores) if crowded else 0.0)
         return taken[0], taken[1]
 
-    def rest(self, node: str) -> Rest:
+    def idle_gain(self, node: str) -> IdleGain:
         """Effect of idle time at ``node``; none where times were recorded in a run."""
         facts = self._facts[node]
         if facts.has_messages or not facts.rested_s > 0 or not 0 < facts.cpu_cores < facts.threads:
-            return Rest(0.0, 1.0)
-        return Rest(facts.rested_s, facts.cpu_cores / facts.threads)
+            return IdleGain(0.0, 1.0)
+        return IdleGain(facts.rested_s, facts.cpu_cores / facts.threads)
 
 
 BASE_S: Final = 2.0

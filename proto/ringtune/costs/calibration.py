@@ -42,11 +42,11 @@ counts: a pace of 1.1 from the start is an error of the profile, which the plan 
 own, as a profile may be wrong for forwards and right for backwards, and their numbers change as more blocks train.
 
 Turns are of one kind for a node if the same number of its blocks train, blocks below them train or do not, and it is
-the initiator or is not. A board with an invisible quota has pace 1.0 for frozen blocks, between which it rests, and 2.0
-when its own blocks train without rests, at the same speed. As more blocks train elsewhere, it rests longer and looks
-faster, hardly ever slower. So *slower* is judged over all turns with the same work of the node, *faster* only over
-those with the same work of all nodes. A change at the turn from which more of the node's blocks train is attributed to
-them. A changed pace is applied to all works of the node, also to those without samples.
+the initiator or is not. A board with an invisible quota has pace 1.0 for frozen blocks, between which it is idle, and
+2.0 when its own blocks train without idle time, at the same speed. As more blocks train elsewhere, it is idle longer
+and looks faster, hardly ever slower. So *slower* is judged over all turns with the same work of the node, *faster* only
+over those with the same work of all nodes. A change at the turn from which more of the node's blocks train is
+attributed to them. A changed pace is applied to all works of the node, also to those without samples.
 """
 
 from __future__ import annotations
@@ -282,7 +282,7 @@ class RecordedProfile:
         """Add the recorded time of one action of a node.
 
         ``worked_s`` is the time of the action at the node's quota alone, and is used if it is positive: wall-clock
-        seconds depend on the rest before the action, which the simulator adds by itself.
+        seconds depend on the idle time before the action, which the simulator adds by itself.
 
         An action is left out if no granted turn has its item, the profile lacks its node, its blocks or micro-batch are
         out of range, or its time is negative or not finite.

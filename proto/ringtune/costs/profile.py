@@ -460,7 +460,7 @@ class NodeFacts:
         eval_tokens: the same of its evaluation batches.
         shape: at which ``work_times`` were measured.
         has_messages: whether the times were recorded in a run, so that they include the handling of messages.
-        rested_s: how much shorter an action is after a rest in which a quota of processor time was refilled.
+        rested_s: how much shorter an action is after idle time in which a quota of processor time was refilled.
         handling_s: overhead of every action; 0 = not measured.
         message_s_per_byte: seconds of its computation lost per byte sent or received; 0 = not measured.
         lowest_token_bytes: as ``activation_token_bytes``, of the lowest block that trains; 0 = not measured, as others.

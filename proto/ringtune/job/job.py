@@ -117,17 +117,17 @@ def read_job_text(path: Path) -> str:
         raise JobError(f"can't read the job file {path}: {reason}") from error
 
 
-_MOST_PARTS: Final = 16
+_MAX_PARTS: Final = 16
 _LONG_KEY: Final = re.compile(
     r"""(?m)(?:^|[\[{,])[ \t]*+(?:(?:[\w-]++|"(?:[^"\\\n]|\\.){0,256}+"|'[^'\n]{0,256}+')[ \t]*+\.[ \t]*+){%d}"""  # noqa: UP031 - braces
-    % (_MOST_PARTS - 1)
+    % (_MAX_PARTS - 1)
 )
 
 
 def parse_tables(text: str, *, source: str) -> dict[str, Any]:
     """Parse TOML; ``source`` is its origin, for messages; raises ``JobError``."""
     if _LONG_KEY.search(text):  # the time of tomllib grows with the square of its parts
-        raise JobError(f"{source}: not valid TOML: a key has {_MOST_PARTS} parts or more, joined by dots")
+        raise JobError(f"{source}: not valid TOML: a key has {_MAX_PARTS} parts or more, joined by dots")
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

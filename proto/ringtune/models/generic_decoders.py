@@ -145,7 +145,7 @@ _WHOLE: Final = (
     *("v_head_dim", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
 )
 _FACTORS: Final = ("logit_scale", "logits_scaling", "final_logit_softcapping")
-_MOST_EXPERTS: Final = 1 << 17
+_MAX_EXPERTS: Final = 1 << 17
 
 
 def _problem_of_kinds(config: Config) -> str:
@@ -169,8 +169,8 @@ def _problem_of_kinds(config: Config) -> str:
     if type(values.get("tie_word_embeddings")) is not bool:
         return f"tie_word_embeddings is {values.get('tie_word_embeddings')!r}, it has to be true or false"
     experts = _size(config, "num_blocks") * _size(config, "experts")
-    if experts > _MOST_EXPERTS and "is_moe" not in config:  # Doge's are rows of a table
-        return f"{experts:,} experts in all blocks are more than {_MOST_EXPERTS:,}"
+    if experts > _MAX_EXPERTS and "is_moe" not in config:  # Doge's are rows of a table
+        return f"{experts:,} experts in all blocks are more than {_MAX_EXPERTS:,}"
     return ""
 
 

@@ -250,12 +250,12 @@ def is_bad_step(event: NodeFailed) -> bool:
     return event.error == DivergedError.__name__ and not event.lost
 
 
-MOST_BAD: Final = 5
+MAX_BAD_STEPS: Final = 5
 """Bad steps of a node without rows within ``OPENINGS_TURNS`` train turns before the run does without the node."""
 
 
 class BadSteps:
-    """The limit of one repetition for turns with a bad step, and of ``MOST_BAD`` for bad steps of one node.
+    """The limit of one repetition for turns with a bad step, and of ``MAX_BAD_STEPS`` for bad steps of one node.
 
     Else a host that reports one in each turn, and none in its repetition, would make the run repeat every turn.
 
@@ -278,10 +278,10 @@ class BadSteps:
         self._num_turns += 1
 
     def are_too_many(self, node: str) -> bool:
-        """Note a bad step at a node; whether there were ``MOST_BAD`` before within ``OPENINGS_TURNS`` turns."""
+        """Note a bad step at a node; whether there were ``MAX_BAD_STEPS`` before within ``OPENINGS_TURNS`` turns."""
         before = [at for at in self._at.get(node, ()) if self._num_turns - at < OPENINGS_TURNS]
         self._at[node] = [*before, self._num_turns]
-        return len(before) >= MOST_BAD
+        return len(before) >= MAX_BAD_STEPS
 
     def leaving(self, node: str, beside: Iterable[str]) -> str:
         """Return which node leaves as a step is bad again at ``node``: itself, or one of its neighbours ``beside``."""
@@ -382,7 +382,7 @@ class DisputedCopies:
         self.doubted = ()
 
 
-MOST_OPENINGS: Final = 5
+MAX_OPENINGS: Final = 5
 """How often links of a node are opened anew within ``OPENINGS_TURNS`` train turns before the run does without it."""
 OPENINGS_TURNS: Final = 50
 
@@ -426,11 +426,11 @@ class LinkOpenings:
         return any(self._is_late(at) for node, at in costs if node != lost)
 
     def are_too_many(self, node: str, ends: Iterable[str]) -> bool:
-        """Whether a node was an end of ``MOST_OPENINGS`` such links within the last turns, and no end of this one more.
+        """Whether a node was an end of ``MAX_OPENINGS`` such links within the last turns, and no end of this one more.
 
         So an owner that the run needs, and whose links to all break, makes no host leave after the other.
         """
-        return self._count(node) >= max(MOST_OPENINGS, *map(self._count, ends))
+        return self._count(node) >= max(MAX_OPENINGS, *map(self._count, ends))
 
     def _count(self, node: str) -> int:
         return sum(node in ends and self._is_late(at) for at, ends in self._at)
@@ -460,7 +460,7 @@ class UnopenedLinks:
         return sorted(ends, key=lambda node: -len(self._peers.get(node, ())))
 
 
-MOST_JOINS: Final = 5
+MAX_JOINS: Final = 5
 """How often a node may join a run under way within ``OPENINGS_TURNS`` train turns."""
 
 
@@ -481,7 +481,7 @@ class Joins:
 
     def note(self, node: str) -> None:
         """Note that a node has joined."""
-        self._at[node] = (*self._at.get(node, ()), self._num_turns)[-MOST_JOINS - 1 :]
+        self._at[node] = (*self._at.get(node, ()), self._num_turns)[-MAX_JOINS - 1 :]
 
     def refusal_reason(self, node: str, *, is_awaited: bool) -> str:
         """Say why a node that has joined is not taken in; empty if it may be.
@@ -490,13 +490,13 @@ class Joins:
         """
         turns = 1 if is_awaited else OPENINGS_TURNS
         num_joins = sum(self._num_turns - at < turns for at in self._at.get(node, ()))
-        if num_joins <= MOST_JOINS:
+        if num_joins <= MAX_JOINS:
             return ""
         if is_awaited:
             return (
-                f"it has joined more than {MOST_JOINS} times without the end of a turn; resume the run when it stays up"
+                f"it has joined more than {MAX_JOINS} times without the end of a turn; resume the run when it stays up"
             )
-        return f"it has joined more than {MOST_JOINS} times in {turns} turns; start it again later"
+        return f"it has joined more than {MAX_JOINS} times in {turns} turns; start it again later"
 
 
 _OF_ROOM: Final = (CapacityError.__name__, StorageError.__name__)

@@ -46,8 +46,8 @@ from ringtune.errors import (
 from ringtune.run_control import events as rd
 from ringtune.run_control.migration import Migration
 from ringtune.run_control.recovery import (
-    MOST_BAD,
-    MOST_OPENINGS,
+    MAX_BAD_STEPS,
+    MAX_OPENINGS,
     NOTHING_KEPT,
     OPENINGS_TURNS,
     RESUME,
@@ -532,7 +532,7 @@ class RunStateMachine:
             stays = [end for end in event.ends if end != node]
             if not self._openings.are_too_many(node, event.ends) or self._openings.has_cost(stays, node):
                 continue
-            why = f"{event.failed.message}; its links were opened anew {MOST_OPENINGS} times in {OPENINGS_TURNS} turns"
+            why = f"{event.failed.message}; its links were opened anew {MAX_OPENINGS} times in {OPENINGS_TURNS} turns"
             self._leave_out(node, event, why)
             return
         self._openings.note(event.ends)
@@ -581,7 +581,7 @@ class RunStateMachine:
         missing = end_reason("", self._course, self._kept, self._policy) if self._goes_back else NOTHING_KEPT
         again = self._bad.end_reason(self._kept.step)
         if not again and self._course.owner(event.node) is None and self._bad.are_too_many(event.node):
-            again = f"it is one of more than {MOST_BAD} at node {event.node} within {OPENINGS_TURNS} turns"
+            again = f"it is one of more than {MAX_BAD_STEPS} at node {event.node} within {OPENINGS_TURNS} turns"
         if again or missing:
             self._log.forget_held()  # what came since the committed turn may be of the bad step
         if missing:

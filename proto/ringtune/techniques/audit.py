@@ -59,7 +59,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
-from ringtune.config.sections import AUTO_PLACEMENT, MOST_MICROBATCHES
+from ringtune.config.sections import AUTO_PLACEMENT, MAX_CHOSEN_MICROBATCHES
 from ringtune.errors import IntegrityError, JobError, PlanError
 from ringtune.models.adapter_config import has_adapter
 from ringtune.quantities import format_bytes, format_seconds
@@ -938,7 +938,7 @@ def check_course(job: Any, course: Course, _: Any) -> None:
     if why := stay_reason(course):
         raise PlanError(f"[audit] goes back to the last turn that was agreed on, which can't be: {why}; {_LEAVE}")
     if job.placement.microbatches == AUTO_PLACEMENT:
-        most = max(course.microbatches, min(MOST_MICROBATCHES, course.batch_size))
+        most = max(course.microbatches, min(MAX_CHOSEN_MICROBATCHES, course.batch_size))
         course = replace(course, microbatches=most)
     has_helpers, num_items = job.offload.is_on, min(course.local_iterations, course.num_steps)
     fixed, size = (longest_trail_bytes(course, items, has_helpers=has_helpers) for items in (0, num_items))

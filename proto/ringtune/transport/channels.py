@@ -119,7 +119,7 @@ class Connections:
     def _look(self) -> None:
         now_s = time.monotonic()
         if now_s - self._looked_s >= _SEEN_S:
-            of_port = (number for number in range(_MOST_NUMBERS) if self._end(number, "getsockname")[1] == self._port)
+            of_port = (number for number in range(_MAX_NUMBERS) if self._end(number, "getsockname")[1] == self._port)
             numbers = {self._end(number, "getpeername"): number for number in of_port}
             self._numbers = {place: numbers.pop(place) for place in self._numbers if place in numbers} | numbers
             self._looked_s = now_s
@@ -139,7 +139,7 @@ class Connections:
 
 
 _SEEN_S: Final = 0.1
-_MOST_NUMBERS: Final = 4096
+_MAX_NUMBERS: Final = 4096
 """File descriptors that are looked at, twice the connections of two servers."""
 
 
@@ -254,21 +254,21 @@ def _facts(pem: bytes) -> CertificateFacts:
     return facts_of(pem)
 
 
-_MOST_OPEN: Final = {COORDINATOR_ROLE: 64, NODE_ROLE: 32, SUBMITTER_ROLE: 64}
+_MAX_OPEN: Final = {COORDINATOR_ROLE: 64, NODE_ROLE: 32, SUBMITTER_ROLE: 64}
 """Open calls of one certificate's party at a server, by role, and as many urgent ones; a node needs a handful."""
-_MOST_CONNECTIONS: Final = {COORDINATOR_ROLE: 12, NODE_ROLE: 12, SUBMITTER_ROLE: 32}
+_MAX_PARTY_CONNECTIONS: Final = {COORDINATOR_ROLE: 12, NODE_ROLE: 12, SUBMITTER_ROLE: 32}
 """Connections of one certificate's party to a server, by role: each may hold some megabytes that nobody has read."""
-_MOST_AT_ONCE: Final = 5000
-_MOST_PER_S: Final = 500.0
+_MAX_AT_ONCE: Final = 5000
+_MAX_PER_S: Final = 500.0
 """Calls of one certificate's party at a server; a node makes a few a second, and a stream is one call."""
-_MOST_PUBLIC: Final = 16
+_MAX_PUBLIC: Final = 16
 """Open calls of one address where no certificate is needed; several boards may have one address."""
 _PUBLIC_FIRST_S: Final = 5.0
 _UNCALLED_S: Final = 30.0
 """Seconds until the first call of a connection, which clients open for one."""
-_MOST_UNCALLED: Final = 64
+_MAX_UNCALLED: Final = 64
 """Connections of one address without a call; more close the oldest of them."""
-_MOST_REFUSED: Final = 500
+_MAX_REFUSED: Final = 500
 """Calls beyond the rate that are told so, and silent ones that were replaced; more close their connections."""
 
 
@@ -303,8 +303,8 @@ class Guard(grpc.ServerInterceptor):
         self._general, self._urgent = general, urgent
         self._most_of_address, self._first_message_s = most_of_address, first_message_s
         self._repeats = RepeatCounter()
-        self._rate = TokenBucket(_MOST_AT_ONCE, _MOST_PER_S)
-        self._patience = TokenBucket(_MOST_REFUSED, _MOST_REFUSED / 10)
+        self._rate = TokenBucket(_MAX_AT_ONCE, _MAX_PER_S)
+        self._patience = TokenBucket(_MAX_REFUSED, _MAX_REFUSED / 10)
         self._lock = threading.Lock()
         self._peers: dict[Party, dict[str, float]] = {}  # when each was heard last
         self._called: dict[tuple[str, int], float] = {}  # the last call of each connection
@@ -360,7 +360,7 @@ class Guard(grpc.ServerInterceptor):
             most = self._most_of_address
         else:
             caller = self._permitted(method, context, self._refusal)
-            refusal, most = self._refusal, _MOST_OPEN[caller.party.role]
+            refusal, most = self._refusal, _MAX_OPEN[caller.party.role]
             call = OpenCall(str(caller.party), context, first_s, lambda: refusal(caller))
         try:
             has_replaced = lane.calls.admit(call, most)
@@ -383,7 +383,7 @@ class Guard(grpc.ServerInterceptor):
             if not self._rate.take(caller.party):
                 if not self._patience.take(str(caller.party)):
                     self.connections.close(place_of(context.peer()))
-                raise BusyError(f"{caller.party} makes more than {_MOST_PER_S:.0f} calls a second here; make fewer")
+                raise BusyError(f"{caller.party} makes more than {_MAX_PER_S:.0f} calls a second here; make fewer")
             if problem := caller.problem_at(time.time()):
                 raise TrustError(f"the certificate of {caller.party} is refused: {problem}")
             if removal := refusal(caller):
@@ -399,7 +399,7 @@ class Guard(grpc.ServerInterceptor):
 
     def _count_connection(self, party: Party, peer: str) -> None:
         """Close the connection of a party that has too many; gRPC itself knows no limit for one party."""
-        most = _MOST_CONNECTIONS[party.role]
+        most = _MAX_PARTY_CONNECTIONS[party.role]
         with self._lock:
             peers = self._peers.setdefault(party, {})
             peers[peer] = time.monotonic()
@@ -426,7 +426,7 @@ class Guard(grpc.ServerInterceptor):
         self._uncalled = {place: self._uncalled.get(place, now_s) for place in places if place not in known}
         of_address = Counter(address for address, _ in self._uncalled)
         for place, since_s in self._uncalled.items():
-            if now_s - since_s > _UNCALLED_S or of_address[place[0]] > _MOST_UNCALLED:
+            if now_s - since_s > _UNCALLED_S or of_address[place[0]] > _MAX_UNCALLED:
                 of_address[place[0]] -= 1
                 self.connections.close(place)
 
@@ -504,7 +504,7 @@ class Server:
         credentials = process_credentials()
         if is_public:
             guard = Guard(
-                None, *self._lanes, most_of_address=_MOST_PUBLIC, first_message_s=_PUBLIC_FIRST_S, keeps_called=False
+                None, *self._lanes, most_of_address=_MAX_PUBLIC, first_message_s=_PUBLIC_FIRST_S, keeps_called=False
             )
         else:
             guard = Guard(credentials.refusal if credentials else None, *self._lanes)

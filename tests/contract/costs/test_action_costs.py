@@ -68,11 +68,11 @@ def test_costs_of_messages_are_those_of_a_ring_in_which_all_compute() -> None:
     assert _with(message_s_per_byte=0.01, has_messages=True).taken_s("a", "b", Payload.HIDDEN, 100.0, 4.0) == (0.0, 0.0)
 
 
-def test_a_rest_is_worth_something_at_a_quota_that_computing_uses_up() -> None:
-    """At half a core an action takes half its time at least; recorded times have their rests in them."""
-    assert _with(rested_s=0.3).rest("a") == (0.3, 0.5)
-    assert _with(rested_s=0.3, cpu_cores=2.0).rest("a") == (0.0, 1.0)
-    assert _with(rested_s=0.3, has_messages=True).rest("a") == (0.0, 1.0)
+def test_idle_time_is_worth_something_at_a_quota_that_computing_uses_up() -> None:
+    """At half a core an action takes half its time at least; recorded times have their idle time in them."""
+    assert _with(rested_s=0.3).idle_gain("a") == (0.3, 0.5)
+    assert _with(rested_s=0.3, cpu_cores=2.0).idle_gain("a") == (0.0, 1.0)
+    assert _with(rested_s=0.3, has_messages=True).idle_gain("a") == (0.0, 1.0)
 
 
 def test_an_action_takes_its_work_and_what_surrounds_it() -> None:

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from ringtune.errors import BusyError, ConnectionFailedError, TrustError
-from ringtune.transport.channels import _MOST_CONNECTIONS, _MOST_OPEN, Server, open_channel
+from ringtune.transport.channels import _MAX_OPEN, _MAX_PARTY_CONNECTIONS, Server, open_channel
 from ringtune.transport.credentials import Credentials, Removal, Removals, using_credentials
 from ringtune.transport.endpoints import MAX_STREAMS
 from ringtune.transport.open_calls import OpenCall, OpenCalls, TokenBucket, address_of
@@ -212,7 +212,7 @@ def wait_for(number: int, calls: list[Any]) -> int:
 def test_silent_calls_of_a_certificate_are_few(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     """Of 300 at a server with 64 threads so many are left as a node may have; others are answered meanwhile."""
     monkeypatch.setattr("ringtune.transport.channels._LOOK_S", 3600.0)  # none of them ends as it is silent for long
-    most = _MOST_OPEN["node"]
+    most = _MAX_OPEN["node"]
     with serving(max_workers=64) as (server, *_), silent(server, "evil", method, 300) as calls:
         assert heartbeat(server, "a") is None
         assert wait_for(most, calls) == most
@@ -257,8 +257,8 @@ def test_silent_calls_of_a_removed_certificate_are_refused_at_once() -> None:
 
 def test_calls_of_a_certificate_have_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond it they are refused, before they are read; another member's are not."""
-    monkeypatch.setattr("ringtune.transport.channels._MOST_AT_ONCE", 2)
-    monkeypatch.setattr("ringtune.transport.channels._MOST_PER_S", 1e-6)
+    monkeypatch.setattr("ringtune.transport.channels._MAX_AT_ONCE", 2)
+    monkeypatch.setattr("ringtune.transport.channels._MAX_PER_S", 1e-6)
     with serving() as (server, *_):
         assert [type(heartbeat(server, "evil")) for _ in range(3)] == [type(None), type(None), BusyError]
         assert heartbeat(server, "a") is None
@@ -271,7 +271,7 @@ def test_connections_of_a_certificate_are_few(monkeypatch: pytest.MonkeyPatch, s
     Nor is there room for more between two looks at who is connected.
     """
     monkeypatch.setattr("ringtune.transport.channels._SEEN_S", seen_s)
-    most = _MOST_CONNECTIONS["node"]
+    most = _MAX_PARTY_CONNECTIONS["node"]
     with serving() as (server, *_), contextlib.ExitStack() as stack:
 
         def connect() -> tuple[grpc.Channel, Any]:
@@ -305,7 +305,7 @@ def test_connections_of_a_certificate_are_few(monkeypatch: pytest.MonkeyPatch, s
 
 def test_calls_far_beyond_the_rate_close_their_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """To refuse each of them would cost more than they do."""
-    for name, value in (("_MOST_AT_ONCE", 2), ("_MOST_PER_S", 1e-6), ("_MOST_REFUSED", 1), ("_SEEN_S", 0.0)):
+    for name, value in (("_MAX_AT_ONCE", 2), ("_MAX_PER_S", 1e-6), ("_MAX_REFUSED", 1), ("_SEEN_S", 0.0)):
         monkeypatch.setattr(f"ringtune.transport.channels.{name}", value)
     states = queue.SimpleQueue[grpc.ChannelConnectivity]()
     with serving() as (server, *_), channel_of("evil", server) as channel:
@@ -336,7 +336,7 @@ def test_queue_of_calls_is_longer_than_a_member_makes_it(monkeypatch: pytest.Mon
         return find(method)
 
     monkeypatch.setattr("ringtune.transport.channels.find_permission", found)
-    for limit in (_MOST_OPEN, _MOST_CONNECTIONS):
+    for limit in (_MAX_OPEN, _MAX_PARTY_CONNECTIONS):
         monkeypatch.setitem(limit, "node", 4096)  # so that only gRPC can cancel one
     with serving(max_calls=4096) as (server, *_), contextlib.ExitStack() as stack:
         calls: list[Any] = []
@@ -363,4 +363,4 @@ def test_each_call_of_a_run_has_threads_apart() -> None:
     urgent = {call for service in PERMISSIONS.values() for call, allowed in service.items() if allowed.is_urgent}
     assert {"Join", "Heartbeat", "Leave", "Report", "Grant", "Release", "Prepare", "Rest", "Move"} <= urgent
     assert not urgent & {"Run", "Evaluate", "Keep", "Link", "Fetch", "Status", "Renew"}
-    assert set(_MOST_OPEN) == {Party(role, "x").role for role in ("node", "submitter", "coordinator")}
+    assert set(_MAX_OPEN) == {Party(role, "x").role for role in ("node", "submitter", "coordinator")}

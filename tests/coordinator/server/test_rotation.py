@@ -23,7 +23,7 @@ from coordinator.server import certificate_authority
 from coordinator.server.certificate_authority import NEXT, Authority, Register, TrustKeeper, init_trust, make_token
 from coordinator.server.coordinator import Coordinator
 from coordinator.server.database import Database
-from coordinator.server.rotation import MOST_GONE, Phase, Rotation
+from coordinator.server.rotation import MAX_GONE, Phase, Rotation
 from coordinator.server.server import CoordinatorServer, CoordinatorServicer
 from edge.doctor import Level, check_coordinator
 from ringtune import __version__
@@ -81,7 +81,7 @@ def test_rotation_forgets_guests_that_have_left(tmp_path: Path) -> None:
     ring.present.remove(B)  # it is waited for
     ring.keeper.rotate(HOUR_S)
     ring.until("issuing")
-    names = [f"eval-{number:08x}" for number in range(MOST_GONE + 2)]
+    names = [f"eval-{number:08x}" for number in range(MAX_GONE + 2)]
     after = ring.keeper.rotation_state(names)
     assert after is not None
     rotation = dataclasses.replace(after.rotation, moved=frozenset(["node a", *map(str, map(node_party, names))]))

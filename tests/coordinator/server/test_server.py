@@ -22,7 +22,7 @@ from coordinator.run.members import Member, Registry
 from coordinator.run.requests import RunRequest
 from coordinator.screen.listing import node_table, nodes_json
 from coordinator.server import server as servicer
-from coordinator.server.coordinator import _MOST_LINES, Coordinator, ShutdownSignals, model_folder
+from coordinator.server.coordinator import _MAX_LINES, Coordinator, ShutdownSignals, model_folder
 from coordinator.server.run_record import RunRecord
 from coordinator.server.run_store import RunStore
 from coordinator.server.server import CoordinatorServer
@@ -449,7 +449,7 @@ def test_coordinator_says_who_comes_and_goes(monkeypatch: pytest.MonkeyPatch) ->
     now_s = [100.0]
     coordinator = Coordinator(lease_s=10.0)
     monkeypatch.setattr(coordinator, "_now_s", lambda: now_s[0])
-    monkeypatch.setattr(coordinator, "_lines", TokenBucket(_MOST_LINES, 1.0, now_s=lambda: 0.0))  # no minute passes
+    monkeypatch.setattr(coordinator, "_lines", TokenBucket(_MAX_LINES, 1.0, now_s=lambda: 0.0))  # no minute passes
     coordinator.say = said.append
     coordinator.join(member(has_data=True))
     for now_s[0] in (105.0, 111.0, 112.0):

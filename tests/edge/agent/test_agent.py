@@ -8,13 +8,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from edge.agent.agent import Agent
 from edge.checkpoint.state_folder import StateFolder
 from edge.profiler.timing import TimingRequest
+from edge.weights.weight_fetch import ModelFetcher
 from ringtune.errors import (
     ConnectionFailedError,
     DataError,
@@ -109,8 +110,8 @@ def test_agent_inspects_with_what_it_was_started_with(monkeypatch: pytest.Monkey
 
 
 def test_agent_refuses_calls_for_a_run_that_it_does_not_have(ring: TwoAgents) -> None:
-    """Another run or placement: refused by name. Releasing an unknown run is no error."""
-    agent = ring.agents["a"]
+    """Another run or placement: refused by name. Releasing an unknown run is no error, and ends its fetches."""
+    agent, released = ring.agents["a"], list[str]()
     with pytest.raises(FrameError, match="has no run"):
         agent.grant(RUN, 0, ())
     ring.prepare_all()
@@ -118,8 +119,9 @@ def test_agent_refuses_calls_for_a_run_that_it_does_not_have(ring: TwoAgents) ->
         agent.grant(OTHER, 0, ())
     with pytest.raises(FrameError, match="placement 0, not 1"):
         agent.grant(RUN, 1, ())
+    agent.models = cast(ModelFetcher, SimpleNamespace(release=released.append))
     agent.release(OTHER, "never heard of")
-    assert agent.current_run == RUN
+    assert (agent.current_run, released) == (RUN, [OTHER])
 
 
 def test_agent_refuses_a_plan_that_it_can_not_follow(ring: TwoAgents) -> None:

@@ -107,8 +107,8 @@ def test_a_quota_that_computing_can_use_up_is_timed_by_processor_seconds() -> No
 
 
 def test_rest_is_what_work_takes_less_with_a_full_quota() -> None:
-    """A processor second at half a core takes 2 s, after a rest 1.6 s: a rest is worth 0.4 s."""
-    now_s, cpu_s, rests = [0.0], [0.0], list[float]()
+    """A processor second at half a core takes 2 s, after a pause 1.6 s: a pause is worth 0.4 s."""
+    now_s, cpu_s, pauses = [0.0], [0.0], list[float]()
 
     def work() -> None:
         now_s[0] += 1.6
@@ -116,9 +116,9 @@ def test_rest_is_what_work_takes_less_with_a_full_quota() -> None:
 
     cpu = CpuClock(cores=0.5, period_s=0.1, cpu_s=lambda: cpu_s[0])
     timer = Timer(window_s=0.1, clock=lambda: now_s[0], cpu=cpu)
-    assert timer.rested_s(work, budget_s=4.0, rest=rests.append) == pytest.approx(0.4)
-    assert min(rests) == pytest.approx(0.3) and max(rests) < 0.4
-    assert Timer(window_s=0.1).rested_s(work, budget_s=4.0, rest=rests.append) == 0.0
+    assert timer.rested_s(work, budget_s=4.0, pause=pauses.append) == pytest.approx(0.4)
+    assert min(pauses) == pytest.approx(0.3) and max(pauses) < 0.4
+    assert Timer(window_s=0.1).rested_s(work, budget_s=4.0, pause=pauses.append) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -128,18 +128,18 @@ def test_rest_is_what_work_takes_less_with_a_full_quota() -> None:
 def test_rests_keep_to_their_budget_and_are_spread_over_a_period(
     budget_s: float, work_s: float, period_s: float, count: int
 ) -> None:
-    """Before a run a second is spent on them, or four rests; the four seconds of a measurement have room for all."""
-    now_s, rests = [0.0], list[float]()
+    """Before a run a second is spent on them, or four pauses; the four seconds of a measurement have room for all."""
+    now_s, pauses = [0.0], list[float]()
 
     def take(seconds: float) -> None:
         now_s[0] += seconds
 
-    def rest(seconds: float) -> None:
-        rests.append(seconds)
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
         take(seconds)
 
     cpu = CpuClock(cores=0.5, period_s=period_s, cpu_s=lambda: now_s[0])
     timer = Timer(window_s=0.1, clock=lambda: now_s[0], cpu=cpu)
-    timer.rested_s(lambda: take(work_s), budget_s=budget_s, rest=rest)
-    parts = sorted(seconds / period_s - 3 for seconds in rests)
+    timer.rested_s(lambda: take(work_s), budget_s=budget_s, pause=pause)
+    parts = sorted(seconds / period_s - 3 for seconds in pauses)
     assert parts == pytest.approx([index / count for index in range(count)])
