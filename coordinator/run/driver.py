@@ -238,7 +238,7 @@ class Participants:
     Args:
         run_id: name under which nodes keep what they have read, until they are released.
         lease_s: a node without a heartbeat for so long is lost.
-        without: lost processes, which are not taken during the first lease: by node its random ``instance``.
+        without: lost processes, by node its random ``instance``: hosts are not taken, owners not in the first lease.
 
     Attributes:
         now_s: clock of timers and deadlines; time in which this process stood still does not count.
@@ -320,10 +320,13 @@ class Participants:
         absent = AbsentNodes(resume, request.job) if resume is not None else None
         deadline_s, is_told = self.started_s + join_s, False
         while True:
-            # by the end of a lease a process that is lost is no member any more, and one that came back is
+            # by the end of a lease a process that is lost is no member any more, and an owner that came back is
             is_first_lease = time.monotonic() < self.started_s + self.lease_s
-            gone = self.without if is_first_lease else {}
-            here = (each for each in self.members.living() if each.instance != gone.get(each.node))
+            here = (
+                each
+                for each in self.members.living()
+                if each.instance != self.without.get(each.node) or (each.has_data and not is_first_lease)
+            )
             living = invited(tuple(here), request.evaluation)
             chosen = choose_named(living, named) if named else choose_members(living, num_nodes)
             if chosen is not None:

@@ -590,6 +590,22 @@ def test_run_that_goes_back_waits_for_nodes_that_are_silent_for_a_moment(monkeyp
     assert (chosen, notes) == ((a, b), [f"{CALL_S:g} s"])
 
 
+@pytest.mark.parametrize("has_data", [False, True])
+def test_run_that_goes_back_takes_a_lost_owner_after_a_lease_and_a_lost_host_never(
+    monkeypatch: pytest.MonkeyPatch, has_data: bool
+) -> None:
+    """A host that is hostile, and no more lost than others, would end each run that goes back without it."""
+    living = [Member(node=name, address=f"127.0.0.1:{port}", instance=name) for port, name in enumerate("abc", 1)]
+    living[2] = dataclasses.replace(living[2], has_data=has_data)
+    absent: Any = SimpleNamespace(instead=lambda names, _: names, waits=lambda *_, hosts_s: "")
+    monkeypatch.setattr("coordinator.run.driver.AbsentNodes", lambda resume, job: absent)
+    members: Any = SimpleNamespace(living=lambda: tuple(living), links=LinkCache())
+    participants = Participants("r", members, lease_s=0.0, without={"c": "c"})
+    request = RunRequest(of_all_parameters(), join_s=300.0)._replace(resume=cast(Any, object()))
+    chosen, _ = participants._await_members(request, "abc")
+    assert [member.node for member in chosen] == ["a", "b", *["c"] * has_data]
+
+
 def hold_next_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the run that goes back begin when it is told to end: fake nodes could be done with it before."""
     is_told, drive = threading.Event(), RunWork.drive
