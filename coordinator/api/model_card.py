@@ -382,7 +382,7 @@ def _facts(run: SavedRun, more: tuple[str, object]) -> list[tuple[str, object]]:
         ("frozen weights", f"in {plan.course.frozen.dtype}" if plan.course.frozen else ""),
         ("seed", plan.course.seed),
         ("data owners", len(plan.course.owners)),
-        ("users", run.whose),
+        ("users", run.user_share),
         ("hosts", len(plan.placement.slices)),
         ("whole run took", format_seconds(run.report["wall_s"]) if "wall_s" in run.report else ""),
         ("RingTune", run.report.get("version", "")),

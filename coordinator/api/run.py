@@ -168,9 +168,9 @@ def evaluate(
     rows = rows_to_evaluate(Path(data) if data is not None else None, saved.job.data, on_ring=bool(coordinator))
     base = Path(model) if model is not None else None
     where = f"the nodes of {coordinator}" if coordinator else "this machine"
-    whose = f", user {user}," if user else ""
+    of_user = f", user {user}," if user else ""
     theirs = "the rows of the nodes" if coordinator else f"the held-out rows of {saved.job.data.train}"
-    tell(f"evaluating {folder}{whose} on {rows or theirs}, with {where} ...")
+    tell(f"evaluating {folder}{of_user} on {rows or theirs}, with {where} ...")
     with adapter_of(saved, user) as chosen:
         if not coordinator:
             return evaluate_alone(chosen, rows, join_s=join_s, model=base)

@@ -102,7 +102,7 @@ class SavedRun:
     Attributes:
         report: totals; empty if the run did not write them.
         saved: folder with the adapter or the model; for users with adapters of their own, the parent of their folders.
-        whose: the share of users with adapters here, for the model card: ``one of 3``; empty where none was chosen.
+        user_share: that of users with adapters here, for the model card: ``one of 3``; empty where none was chosen.
     """
 
     folder: Path
@@ -110,7 +110,7 @@ class SavedRun:
     plan: Plan
     report: dict[str, Any]
     saved: Path
-    whose: str = ""
+    user_share: str = ""
 
     @property
     def result(self) -> Result:
@@ -336,10 +336,12 @@ def as_of(run: SavedRun, user: str) -> SavedRun:
     count = f"{len(run.users)} users with adapters of their own"
     if not user:
         job = job_of_sum(run.job, run.users)
-        return dataclasses.replace(run, job=job, whose=f"all {count}, added up")
+        return dataclasses.replace(run, job=job, user_share=f"all {count}, added up")
     report = {name: value for name, value in run.report.items() if name != "eval"}
     job = job_of_user(run.job, user)
-    return dataclasses.replace(run, job=job, report=report, saved=run.folder / of_user(user), whose=f"one of {count}")
+    return dataclasses.replace(
+        run, job=job, report=report, saved=run.folder / of_user(user), user_share=f"one of {count}"
+    )
 
 
 @contextmanager

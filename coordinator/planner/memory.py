@@ -237,9 +237,9 @@ def refusal(
 def helper_refusal(plan: Plan, node: NodeFacts, needs: MemoryEstimate) -> CapacityError:
     """Make the error that a helper has no memory for the adapters that it fits, beside its other parts of the plan."""
     helps = plan.placement.joined_helpers(node.node)
-    whose = ", ".join(f"{plan.placement.host_of(helper.start)}'s blocks {helper.text}" for helper in helps)
+    parts = ", ".join(f"{plan.placement.host_of(helper.start)}'s blocks {helper.text}" for helper in helps)
     return CapacityError(
-        f"node {node.node} needs {needs} to fit the adapters of {whose} but has {format_bytes(node.memory_bytes)}; let "
+        f"node {node.node} needs {needs} to fit the adapters of {parts} but has {format_bytes(node.memory_bytes)}; let "
         "another node help (offload.mode), lower train.batch_size, or raise train.microbatches"
     )
 

@@ -76,7 +76,7 @@ def node_error(status: str, details: str, *, node: str, address: str) -> RingTun
 T = TypeVar("T")
 _PROGRESS_S = 0.2
 _AGAIN_S: Final = 3600.0
-"""Files whose way began longer ago are not sent again."""
+"""Files first sent longer ago are not sent again."""
 
 
 def watched(messages: Iterable[T], *tell: Callable[[], None]) -> Iterator[T]:

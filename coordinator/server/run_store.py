@@ -158,7 +158,7 @@ class StoredRun:
     """A run on the disk; one thread writes, any thread reads.
 
     Args:
-        database: whose copy the folder is; None = it is no copy.
+        database: the folder is a copy of it; None = no copy.
         on_saved: called with the step when the manifest of a checkpoint is on disk.
     """
 
@@ -328,7 +328,7 @@ class RunStore:
 
     Args:
         folder: made if it is missing.
-        database: whose copy the folder is; None = it is no copy.
+        database: the folder is a copy of it; None = no copy.
         keep_days: days for fetched runs, since their end.
         keep_bytes: limit of all runs together; runs that were not fetched are never deleted for it, but no run begins
             while they exceed it.

@@ -43,7 +43,7 @@ class TurnSnapshots:
         self._lock = threading.Lock()
         self._run_id = ""
         self._since_placement_number = 0
-        self._files: dict[int, dict[str, bytes]] = {}  # step -> whose, or which part of whose -> file
+        self._files: dict[int, dict[str, bytes]] = {}  # step -> origin -> file
         self._heads: dict[int, bytes] = {}
         self._saves: dict[int, Save] = {}
 
@@ -58,7 +58,7 @@ class TurnSnapshots:
         self,
         run_id: str,
         step: int,
-        whose: str,
+        origin: str,
         file: bytes,
         head: bytes | None = None,
         *,
@@ -67,7 +67,7 @@ class TurnSnapshots:
         """Keep a node's trained blocks after ``step`` steps, and the head if the node has it.
 
         Of each node all but ``TURNS_KEPT`` turns are dropped, and what is older than this node's own: a neighbour that
-        sends copies of turns to come has no part in others'. ``whose`` is the node that trained the blocks; for a part
+        sends copies of turns to come has no part in others'. ``origin`` is the node that trained the blocks; for a part
         of its blocks, with the name of the part, as ``a/part``. ``placement_number`` is of the placement in which
         another node trained them; None = they are this node's own, or it asked for them.
 
@@ -75,13 +75,13 @@ class TurnSnapshots:
         """
         with self._lock:
             self._check(run_id, placement_number)
-            self._files.setdefault(step, {})[whose] = file
+            self._files.setdefault(step, {})[origin] = file
             if head is not None:
                 self._heads[step] = head
-            self._drop_old(_node_of(whose))
+            self._drop_old(_node_of(origin))
             oldest = min(self._files)
             self._heads = {at: content for at, content in self._heads.items() if at >= oldest}
-            save = self._saves.get(step) if not self._is_own(whose) else None
+            save = self._saves.get(step) if not self._is_own(origin) else None
         if save is not None:
             save(SnapshotFile(step, file, is_head=False))
 
@@ -105,15 +105,15 @@ class TurnSnapshots:
         with self._lock:
             newest = sorted({*self._saves, step})[-TURNS_KEPT:]
             self._saves = {at: self._saves.get(at, save) for at in newest}
-            files = [file for whose, file in self._files.get(step, {}).items() if not self._is_own(whose)]
+            files = [file for origin, file in self._files.get(step, {}).items() if not self._is_own(origin)]
             saved = [SnapshotFile(step, file, is_head=False) for file in files]
             if with_head and step in self._heads:
                 saved.append(SnapshotFile(step, self._heads[step], is_head=True))
         for each in saved:
             save(each)
 
-    def _is_own(self, whose: str) -> bool:
-        return _node_of(whose) == self._node
+    def _is_own(self, origin: str) -> bool:
+        return _node_of(origin) == self._node
 
     def _drop_old(self, node: str) -> None:
         """Drop the old turns of a node, and where it is this one those of all; the lock is held."""
@@ -183,8 +183,8 @@ class TurnSnapshots:
         return write_blocks(tensors, range(start, stop), metadata(run_id, step))
 
 
-def _node_of(whose: str) -> str:
-    return whose.partition("/")[0]
+def _node_of(origin: str) -> str:
+    return origin.partition("/")[0]
 
 
 class SnapshotShelf:

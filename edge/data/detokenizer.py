@@ -20,7 +20,7 @@ _BEFORE: Final = 6
 _LONGEST: Final = 4
 """Most tokens of a character: it has at most so many bytes."""
 _PENDING: Final = 2 * _LONGEST
-"""Most tokens whose text is waited for."""
+"""Most tokens that are held until their text is complete."""
 _INCOMPLETE: Final = "\ufffd"
 
 

@@ -68,7 +68,7 @@ class WideningBuffer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedMatrix:
-    """A matrix whose numbers are packed in blocks, or some of its rows and columns.
+    """A matrix with numbers packed in blocks, or some of its rows and columns.
 
     Attributes:
         kind: of the blocks.

@@ -368,7 +368,7 @@ class PartialBlock:
         return heads["query"], heads["key"], heads["value"]
 
     def _merged(self, x_BTD: torch.Tensor, active: Active) -> Heads:
-        """Compute them with one fused matrix, whose LoRA has separate factors for some of the three."""
+        """Compute them with one fused matrix; its LoRA has separate factors for some of the three."""
         module = self._modules["query"]
         ranges = [_ranges(self._matrices[name], self._subnets, active) for name in _ATTENTION]
         outputs = active_outputs(x_BTD, self._weight(module), module.bias, sum(ranges, ()))

@@ -334,7 +334,7 @@ class TrainingState:
             self._check_state(name, state)
 
     def load(self, file: TensorFile) -> None:
-        """Replace tensors and optimizer state by those of a checked file, whose memory is freed tensor by tensor."""
+        """Replace tensors and optimizer state by those of a checked file; free its memory tensor by tensor."""
         prefixes = self.prefixes
         if self.optimizers is not None:
             self.optimizers.make_room(_named(file.infos, prefixes.state))

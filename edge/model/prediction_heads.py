@@ -1,4 +1,4 @@
-"""A base model of transformers with a prediction head, whose layers, initial values and names are AdapterHub's.
+"""A base model of transformers with a prediction head: AdapterHub's layers, initial values and names.
 
 =====================  ====================  =================================================  ======================
 ``head_type``          reads                 layers                                             tensors
@@ -33,7 +33,7 @@ from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, QUESTION_ANSWERING
 
 HEAD: Final = "ringtune"
 LIBRARY_VERSION: Final = "adapters.1.3.0"
-"""The version of AdapterHub's library whose folders are written."""
+"""Folders are written as by this version of AdapterHub's library."""
 _DROPOUT_KEYS: Final = ("classifier_dropout", "seq_classif_dropout", "hidden_dropout_prob", "resid_pdrop")
 _OF_TOKEN: Final = ("classification", "image_classification")
 _TASKS: Final = {"classification": CLASSIFICATION, "tagging": TAGGING, "question_answering": QUESTION_ANSWERING}

@@ -441,7 +441,7 @@ def load_initial(skeleton: Skeleton, path: Path, *, head_of: tuple[str, Sequence
 
 
 def _load(path: Path, targets: Mapping[str, torch.Tensor], is_own: Callable[[str], bool]) -> None:
-    """Read every target from a file, whose tensors of this node have to be these."""
+    """Read every target from a file; its tensors of this node have to be these."""
     file = TensorFile(FilePieces(path), where=path.name)
     _check_names(path.name, set(filter(is_own, file.infos)), targets)
     _fill_all(path.name, file, targets)

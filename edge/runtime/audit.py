@@ -478,7 +478,7 @@ class Repeated:
     Attributes:
         course: of the run, which knows the widths of what crosses a boundary.
         results: by name in the trail; the distance of a tensor in ``differing`` is 1 until it is compared.
-        differing: tensors that the host sent and whose digest is another one.
+        differing: tensors that the host sent with another digest.
         tagger: makes tags under the key of the host; None = it has none.
     """
 

@@ -3,7 +3,7 @@
 ``ringtune eval --harness`` starts it as a process of its own. It prints JSON lines: ``{"done": n}`` after each request,
 and at the end ``{"tasks": {task: {figure: value}}}``. What lm-eval prints goes to the log.
 
-A request is a context with a continuation, whose log-likelihood is the sum over its tokens, each given all before it::
+A request is a context with a continuation: the log-likelihood of that, the sum over its tokens, each given all before::
 
     tokens     c c c c x x x        context, continuation
     logits       . . . 1 2 3        at the token before each of x

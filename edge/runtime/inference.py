@@ -61,7 +61,7 @@ from ringtune.storage.arrow_files import is_arrow
 from ringtune.techniques.frozen_weights import frozen_choices
 
 _LOGITS_AT_ONCE: Final = 32
-"""Tokens whose logits are in memory at a time."""
+"""Tokens with logits in memory at a time."""
 
 
 def main(arguments: Sequence[str], output: TextIO) -> int:

@@ -51,7 +51,7 @@ _MAX_DIGESTS: Final = 4096
 
 
 _MAX_NOT_DUE: Final = 2
-"""Most steps between checkpoints whose copies go to the disk: where the user stops, and after a recovery."""
+"""Most steps between checkpoints with copies on the disk: where the user stops, and after a recovery."""
 
 
 class RunAccess:
@@ -70,7 +70,7 @@ class RunAccess:
         self._owners: dict[int, str] = {}  # step -> owner of the granted train turn that ends with it
         self._digests: dict[tuple[int, str, bool], str] = {}  # step, node, is_head -> digest
         self._waiting = Counter[tuple[str, int]]()
-        self._awaits: dict[str, int] = {}  # by node, the newest placement for whose row a call waits
+        self._awaits: dict[str, int] = {}  # by node, the newest placement with a row that a call waits for
         self._refused = RepeatCounter()
 
     # ---- what the coordinator says ----------------------------------------------------------------

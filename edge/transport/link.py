@@ -214,7 +214,7 @@ class OutLink:
 
     @property
     def waiting(self) -> Action | None:
-        """The oldest message of which nothing is sent yet; parcels, whose number credits limit, are left out."""
+        """The oldest message of which nothing is sent yet; not of parcels, which credits limit."""
         with self._changed:
             actions_ = (entry.action for entry in self._queue)
             return next((action for action in actions_ if action.payload not in PARCELS), None)

@@ -1,4 +1,4 @@
-"""Modules of transformers 5 whose tensors have other names than in files, made again with the names of the files.
+"""Modules of transformers 5 with other names of tensors than in files, made again with the names of the files.
 
 Files, and with them plans, digests, adapters and checkpoints, are the same for transformers 4 and 5. In memory
 version 5 has other modules in two places, and renames tensors when it reads or writes a file::

@@ -263,7 +263,7 @@ _DESCRIBED = (
     *(QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, SMOLLM3),
 )
 DESCRIBED: Mapping[str, Family] = {family.model_type: family for family in _DESCRIBED}
-"""``model_type`` -> family whose keys and shapes are declared."""
+"""``model_type`` -> family with declared keys and shapes."""
 GENERIC_ENCODERS = generic_encoders(BERT)
 FAMILIES: Mapping[str, Family] = {
     **DESCRIBED,

@@ -405,7 +405,7 @@ _UNPACKED: Final = (
     *("lfm2", "lfm2_moe", "mpt", "nemotron", "olmoe", "opt", "persimmon", "phimoe", "qwen2_moe", "qwen3_5_moe_text"),
     *("qwen3_5_text", "qwen3_next", "stablelm", "xglm"),
 )
-"""``model_type`` of architectures whose masks do not follow the positions of packed rows."""
+"""``model_type`` of architectures with masks that do not follow the positions of packed rows."""
 _SCORES: Final = {
     **dict.fromkeys(("bloom", "codegen", "diffllama", "doge", "falcon", "gpt_neo", "gpt_oss", "gptj", "mpt"), 1),
     **dict.fromkeys(("vaultgemma", "xglm"), 2),

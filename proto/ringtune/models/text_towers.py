@@ -44,7 +44,7 @@ class _Tower(NamedTuple):
 
     Attributes:
         family: ``model_type`` of its text family where ``text_config`` names none, or one of ``aliases``.
-        defaults: keys whose default is another one than the family's.
+        defaults: keys with another default than the family's.
         is_flat: whether its keys may be those of the whole model.
         class_prefix: of the tower's names in the whole model's class.
     """

@@ -157,7 +157,7 @@ def agreed_manifest(manifests: Mapping[str, ModelManifest]) -> ModelManifest:
 
 
 def odd_manifests(manifests: Mapping[str, ModelManifest]) -> dict[str, ModelError]:
-    """Return the nodes whose model differs from that of more than half of all, each with what differs.
+    """Return the nodes with another model than more than half of all, each with what differs.
 
     Empty if all agree, or no model is that of more than half.
     """

@@ -191,7 +191,7 @@ def link_rights(run_id: str, plan: Plan, node: str, start: StartPoint | None) ->
 def copy_rights(
     run_id: str, plan: Plan, node: str, start: StartPoint | None, sizes: CopyBytes = NOT_PLANNED
 ) -> tuple[AccessRight, ...]:
-    """Return the rows of the nodes of whose trained state a node keeps copies in this placement."""
+    """Return the rows of the nodes that send a node copies of their trained state in this placement."""
     if not plan.placement.copies:
         return ()
     course, number = plan.course, plan.placement.placement_number

@@ -364,7 +364,7 @@ class Course(Extent):
 
     @property
     def projected(self) -> tuple[Range, ...]:
-        """Blocks whose linear layers keep projections of their input."""
+        """Blocks with linear layers that keep projections of their input."""
         return self.velora.blocks if self.velora is not None else ()
 
     @property
