@@ -13,7 +13,6 @@ B rows of a batch, T tokens, D model width, V vocabulary.
 
 from __future__ import annotations
 
-import abc
 import argparse
 import functools
 import itertools
@@ -45,8 +44,6 @@ from ringtune.machine.process import exit_code_of
 from ringtune.machine.resources import free_bytes, usable_cores
 from ringtune.models.adapter_support import mixed_tokens
 from ringtune.models.family import (
-    CAUSAL_LM,
-    CHAT,
     CLASSIFICATION,
     IMAGE_CLASSIFICATION,
     LANGUAGE_TASKS,
@@ -93,21 +90,25 @@ def predictions(job: Job, given: argparse.Namespace) -> Iterator[dict[str, Any]]
     torch.set_num_threads(job.runtime.threads or usable_cores())
     sampling = Sampling(max_new_tokens=given.max_new_tokens, temperature=given.temperature, seed=given.seed)
     model = WholeModel(job, given.saved, job.data.labels)
-    predictor = PREDICTORS[job.model.task](model, job, sampling)
-    if job.model.task in LANGUAGE_TASKS and (note := unused_settings(Path(job.model.path))):
-        yield {"told": note}
-    rows, first = predictor.rows(given.data), 0
-    at_once = 1 if job.model.task in LANGUAGE_TASKS else job.train.batch_size  # texts are continued one by one anyway
+    task, folder = job.model.task, Path(job.model.path)
+    if task in LANGUAGE_TASKS:
+        writer, at_once = TextWriter(model, job, sampling), 1  # texts are continued one by one anyway
+        predictor = Predictor(writer.rows, writer.predict)
+        if note := unused_settings(folder):
+            yield {"told": note}
+    else:
+        predictor, at_once = PREDICTORS[task](model, job, SOURCES[task](job, folder)), job.train.batch_size
+    rows, first, cut_rows = predictor.rows(given.data), 0, 0
     while taken := list(itertools.islice(rows, at_once)):
         try:
-            predictions = predictor.predict([value for _, value in taken], first)
+            predictions, num_cut = predictor.predict([value for _, value in taken], first)
         except RowFaultError as error:
             raise DataError(f"{given.data}, row {first + error.row + 1}: {error.what}") from error
         for (row, _), said in zip(taken, predictions, strict=True):
             yield {"row": dict(row), "predicted": said}
-        first += len(taken)
-    if predictor.cut_rows:
-        yield {"told": f"{predictor.cut_rows:,} of {first:,} rows are longer than a row may be and were cut"}
+        first, cut_rows = first + len(taken), cut_rows + num_cut
+    if cut_rows:
+        yield {"told": f"{cut_rows:,} of {first:,} rows are longer than a row may be and were cut"}
     if not first:
         raise DataError(f"{given.data} has no rows; give it rows to predict for")
 
@@ -309,152 +310,131 @@ def shares_of(logits_V: torch.Tensor, temperature: float, top_k: int, top_p: flo
 Row = Mapping[str, Any]
 
 
-class Predictor(abc.ABC):
+class Predictor(NamedTuple):
     """Inference of one task, for rows without targets.
 
     Attributes:
-        cut_rows: number of rows so far that were too long and cut.
+        rows: yields each row of a file, with the model's input for it; raises ``DataError``.
+        predict: from inputs and the index of the first row, the prediction for each input, and the number of inputs
+            that were too long and cut.
     """
 
-    cut_rows = 0
-
-    def __init__(self, model: WholeModel, job: Job, sampling: Sampling) -> None:
-        self._model, self._job, self._labels, self._sampling = model, job, job.data.labels, sampling
-        self._folder = Path(job.model.path)
-
-    @functools.cached_property
-    def _source(self) -> Any:
-        """The ``edge.data.examples.Source`` of the task."""
-        return SOURCES[self._job.model.task](self._job, self._folder)
-
-    def rows(self, path: Path) -> Iterator[tuple[Row, Any]]:
-        """Yield each row of the file, with the model's input for it; raises ``DataError``.
-
-        Rows without an input are skipped, or refused at the end.
-        """
-        account = account_of(path, self._job.data, is_own=True)
-        for row in task_rows(path, self._job.model.task, self._job.data, account, with_targets=False):
-            yield row.record[1], row.value
-        account.check()
-
-    @abc.abstractmethod
-    def predict(self, inputs: Sequence[Any], first: int) -> list[Row]:
-        """Return the prediction for each input; ``first`` is the index of the first row."""
-
-    def _logits(self, inputs: Sequence[Text], target: str | float) -> torch.Tensor:
-        examples = self._source.examples(inputs, [target] * len(inputs))
-        batch = examples.batch(range(len(inputs)), {})
-        self.cut_rows += examples.cut_rows
-        return self._model.predict(batch)
+    rows: Callable[[Path], Iterator[tuple[Row, Any]]]
+    predict: Callable[[Sequence[Any], int], tuple[list[Row], int]]
 
 
-class _Classes(Predictor):
-    """Names the class of a text or an image, with the probability of each class."""
-
-    def named(self, logits_BC: torch.Tensor) -> list[Row]:
-        """Turn logits (B, C) into names and probabilities."""
-        shares_BC = torch.softmax(logits_BC.double().cpu(), dim=-1)
-        rows: list[Row] = []
-        for shares_C in shares_BC.tolist():
-            best = max(range(len(shares_C)), key=shares_C.__getitem__)
-            each = {label: round(share, 6) for label, share in zip(self._labels, shares_C, strict=True)}
-            rows.append({"predicted": self._labels[best], "probability": each[self._labels[best]], "of_class": each})
-        return rows
+def table_rows(job: Job, path: Path) -> Iterator[tuple[Row, Any]]:
+    """Yield the rows of a table; those without an input are skipped, or refused at the end."""
+    account = account_of(path, job.data, is_own=True)
+    for row in task_rows(path, job.model.task, job.data, account, with_targets=False):
+        yield row.record[1], row.value
+    account.check()
 
 
-class TextClasses(_Classes):
-    """The ``Predictor`` of sequence classification."""
-
-    def predict(self, inputs: Sequence[Text], first: int) -> list[Row]:
-        """Name the class of each text."""
-        return self.named(self._logits(inputs, ""))
-
-
-class Numbers(Predictor):
-    """The ``Predictor`` of regression: a number for each text, or pair of texts."""
-
-    def predict(self, inputs: Sequence[Text], first: int) -> list[Row]:
-        """Predict the number of each text."""
-        return [{"predicted": value} for value in self._logits(inputs, 0.0).squeeze(-1).tolist()]
+def named(logits_BC: torch.Tensor, labels: Sequence[str]) -> list[Row]:
+    """Turn logits (B, C) into the names of the likeliest classes, with the probability of each class."""
+    shares_BC = torch.softmax(logits_BC.double().cpu(), dim=-1)
+    rows: list[Row] = []
+    for shares_C in shares_BC.tolist():
+        best = max(range(len(shares_C)), key=shares_C.__getitem__)
+        each = {label: round(share, 6) for label, share in zip(labels, shares_C, strict=True)}
+        rows.append({"predicted": labels[best], "probability": each[labels[best]], "of_class": each})
+    return rows
 
 
-class ImageClasses(_Classes):
-    """The ``Predictor`` of image classification: npz, Parquet, Arrow, or a folder with images at any depth."""
+def of_texts(model: WholeModel, job: Job, source: Any) -> Predictor:
+    """Sequence classification and regression: a class, or a number, for each text or pair of texts."""
+    is_number = job.model.task == REGRESSION
 
-    def rows(self, path: Path) -> Iterator[tuple[Row, Any]]:
+    def predict(inputs: Sequence[Text], first: int) -> tuple[list[Row], int]:
+        examples = source.examples(inputs, [0.0 if is_number else ""] * len(inputs))
+        logits_BC = model.predict(examples.batch(range(len(inputs)), {}))
+        if is_number:
+            return [{"predicted": value} for value in logits_BC.squeeze(-1).tolist()], examples.cut_rows
+        return named(logits_BC, job.data.labels), examples.cut_rows
+
+    return Predictor(functools.partial(table_rows, job), predict)
+
+
+def of_images(model: WholeModel, job: Job, source: Any) -> Predictor:
+    """Image classification: npz, Parquet, Arrow, or a folder with images at any depth."""
+
+    def rows(path: Path) -> Iterator[tuple[Row, Any]]:
         """Yield the images, with the name of the file or the index in the array or table."""
         if is_arrow(path):
-            yield from (({"row": number - 1}, image) for number, image in self._source.rows_of(path))
-            return
+            return (({"row": number - 1}, image) for number, image in source.rows_of(path))
         if path.is_dir():
-            yield from (({"file": str(file.path.relative_to(path))}, file) for file in self._source.files_in(path))
-            return
-        yield from (({"row": index}, image) for index, image in enumerate(self._source.images_of(path)))
+            return (({"file": str(file.path.relative_to(path))}, file) for file in source.files_in(path))
+        return (({"row": index}, image) for index, image in enumerate(source.images_of(path)))
 
-    def predict(self, inputs: Sequence[Any], first: int) -> list[Row]:
-        """Name the class of each image."""
-        examples = ImageExamples(inputs, [""] * len(inputs), self._source)
-        return self.named(self._model.predict(examples.batch(range(len(inputs)), {})))
+    def predict(inputs: Sequence[Any], first: int) -> tuple[list[Row], int]:
+        examples = ImageExamples(inputs, [""] * len(inputs), source)
+        return named(model.predict(examples.batch(range(len(inputs)), {})), job.data.labels), 0
+
+    return Predictor(rows, predict)
 
 
-class Tags(Predictor):
-    """The ``Predictor`` of token classification: a tag for each word, None for a cut word."""
+def of_words(model: WholeModel, job: Job, source: Any) -> Predictor:
+    """Token classification: a tag for each word, None for a cut word."""
 
-    def predict(self, inputs: Sequence[tuple[str, ...]], first: int) -> list[Row]:
-        """Name the tag of each word."""
-        rows = [self._source.encode(words) for words in inputs]
-        self.cut_rows += sum(row.num_cut > 0 for row in rows)
-        batch = self._source.made(rows, [("",) * len(words) for words in inputs]).batch(range(len(rows)), {"": 0})
-        found_BT = self._model.predict(batch).argmax(dim=-1)
+    def predict(inputs: Sequence[tuple[str, ...]], first: int) -> tuple[list[Row], int]:
+        rows = [source.encode(words) for words in inputs]
+        batch = source.made(rows, [("",) * len(words) for words in inputs]).batch(range(len(rows)), {"": 0})
+        found_BT = model.predict(batch).argmax(dim=-1)
         said: list[Row] = []
         for words, row, labels_T, found_T in zip(inputs, rows, batch.labels, found_BT, strict=True):
             tags: list[str | None] = [None] * len(words)
             for word, index in zip(row.words, found_T[labels_T == 0].tolist(), strict=True):
-                tags[word] = self._labels[index]
+                tags[word] = job.data.labels[index]
             said.append({"predicted": tags})
-        return said
+        return said, sum(row.num_cut > 0 for row in rows)
+
+    return Predictor(functools.partial(table_rows, job), predict)
 
 
-class Answers(Predictor):
-    """The ``Predictor`` of question answering: the best span of all windows of a context."""
+_WINDOWS: Final = 16
+"""Windows of questions in a batch."""
 
-    _WINDOWS = 16
 
-    def predict(self, inputs: Sequence[Question], first: int) -> list[Row]:
-        """Answer each question; the score is the sum of the logits of the first and the last token."""
-        examples = self._source.examples(inputs, ())
-        self.cut_rows += examples.cut_rows
+def of_questions(model: WholeModel, job: Job, source: Any) -> Predictor:
+    """Question answering: the best span of all windows of a context, scored by the sum of its ends' logits."""
+
+    def predict(inputs: Sequence[Question], first: int) -> tuple[list[Row], int]:
+        examples = source.examples(inputs, ())
         answers: dict[int, Row] = {}
-        for start in range(0, len(examples), self._WINDOWS):
-            batch = examples.batch(range(start, min(start + self._WINDOWS, len(examples))), {})
-            for answer in examples.scores.close(batch, self._model.predict(batch), first):
+        for start in range(0, len(examples), _WINDOWS):
+            batch = examples.batch(range(start, min(start + _WINDOWS, len(examples))), {})
+            for answer in examples.scores.close(batch, model.predict(batch), first):
                 begins, ends = answer.place
                 score = round(answer.best[0], 4)
                 answers[answer.question] = {"predicted": answer.text, "score": score, "start": begins, "stop": ends}
-        return [answers[index] for index in range(len(inputs))]
+        return [answers[index] for index in range(len(inputs))], examples.cut_rows
+
+    return Predictor(functools.partial(table_rows, job), predict)
 
 
-class Texts(Predictor):
-    """The ``Predictor`` of a language model and of chat: the continuation of each text, the next answer."""
+class TextWriter:
+    """Writes the continuation of each text with a language model, and the next answer of a chat."""
 
     def __init__(self, model: WholeModel, job: Job, sampling: Sampling) -> None:
-        super().__init__(model, job, sampling)
-        limits = model_sampling(self._folder)
-        self._sampling = sampling._replace(top_k=limits.top_k, top_p=limits.top_p)
-        self._reader = PromptReader(job, self._folder)
+        folder = Path(job.model.path)
+        limits = model_sampling(folder)
+        self._model, self._sampling = model, sampling._replace(top_k=limits.top_k, top_p=limits.top_p)
+        self._reader = PromptReader(job, folder)
         self._tokenizer = self._reader.tokenizer
-        self._ends = Ends(ends_of_text(self._folder, self._tokenizer))
+        self._ends = Ends(ends_of_text(folder, self._tokenizer))
 
     def rows(self, path: Path) -> Iterator[tuple[Row, Any]]:
         """Yield the rows of a table, or the lines of a plain text that are not blank, with their prompts."""
         return ((prompt.row, prompt) for prompt in self._reader.all(path))
 
-    def predict(self, inputs: Sequence[Prompt], first: int) -> list[Row]:
+    def predict(self, inputs: Sequence[Prompt], first: int) -> tuple[list[Row], int]:
         """Continue each text, or answer each conversation up to what ends an answer."""
-        return [
+        said = [
             self._continued(list(prompt.ids), row, self._answer_ends if prompt.is_conversation else self._ends)
             for row, prompt in enumerate(inputs, first)
         ]
+        return said, sum(len(prompt.ids) > self._model.longest for prompt in inputs)
 
     @functools.cached_property
     def _answer_ends(self) -> Ends:
@@ -464,7 +444,6 @@ class Texts(Predictor):
         if not ids:
             raise DataError(f"row {row + 1} has no token to go on from; give it a text")
         how, longest, num_tokens = self._sampling, self._model.longest, 0
-        self.cut_rows += len(ids) > longest
         pieces, said = Detokenizer(self._tokenizer, ids, ends.stops), ""
         self._model.forget()
         for token in next_tokens(ids, self._model.next_logits, how, ends=ends.tokens, longest=longest, row=row):
@@ -563,12 +542,11 @@ Source: ``GenerationConfig`` of transformers 4.57 and 5.24.
 """
 
 
-PREDICTORS: Mapping[str, type[Any]] = {
-    CLASSIFICATION: TextClasses,
-    REGRESSION: Numbers,
-    TAGGING: Tags,
-    QUESTION_ANSWERING: Answers,
-    CAUSAL_LM: Texts,
-    CHAT: Texts,
-    IMAGE_CLASSIFICATION: ImageClasses,
+PREDICTORS: Mapping[str, Callable[[WholeModel, Job, Any], Predictor]] = {
+    CLASSIFICATION: of_texts,
+    REGRESSION: of_texts,
+    TAGGING: of_words,
+    QUESTION_ANSWERING: of_questions,
+    IMAGE_CLASSIFICATION: of_images,
 }
+"""By task; the last argument is its ``edge.data.examples.Source``."""

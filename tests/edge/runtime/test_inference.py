@@ -277,3 +277,31 @@ def test_predicting_says_what_it_can_not_use(tmp_path: Path, capsys: pytest.Capt
     assert main([str(tmp_path / "job.toml"), str(base), str(tmp_path / "rows.csv")], sys.stdout) == 5
     told = capsys.readouterr().err
     assert "no column 'text'; it has the columns 'words'; set data.text" in told, "the rows are those of who predicts"
+
+
+@pytest.mark.parametrize("task", ["causal-lm", "sequence-classification", "token-classification"])
+def test_rows_that_are_cut_are_counted_over_all_batches(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of three rows are longer than 8 tokens, one in each batch; a note says so behind the predictions."""
+    folder = write_family(tmp_path / "base", "gpt2", num_blocks=1, with_decoder=True)
+    labels = "" if task == "causal-lm" else '[data]\nlabels = ["x", "y"]\n'
+    keys = JOB.format(model=folder).replace("causal-lm", task) + "max_length = 8\n" + labels
+    (tmp_path / "job.toml").write_text(keys, encoding="utf-8")
+    is_words, texts = task == "token-classification", ["w1 " * count for count in (12, 2, 9)]
+    given = [{"words": text.split()} if is_words else {"text": text.strip()} for text in texts]
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in given), encoding="utf-8")
+    model = SimpleNamespace(
+        longest=8,
+        forget=lambda: None,
+        next_logits=lambda ids: torch.eye(8)[5],
+        predict=lambda batch: torch.zeros((*batch.ids.shape[: 1 + is_words], 2)),
+    )
+    monkeypatch.setattr(inference, "WholeModel", lambda *_: model)
+    output = io.StringIO()
+    words = [str(tmp_path / "job.toml"), str(folder), str(rows), "--max-new-tokens", "1"]
+    assert main(words, output) == 0
+    lines = [json.loads(line) for line in output.getvalue().splitlines()]
+    assert [line["row"] for line in lines[:-1]] == given
+    assert lines[-1] == {"told": "2 of 3 rows are longer than a row may be and were cut"}
