@@ -272,10 +272,29 @@ class RunStateMachine:
             self._on_node_failed(rd.NodeFailed(lost, PeerLostError.__name__, late))
         elif self.phase == "moving":
             self._on_moving(self._required_migration.late(self._now_s))
-        elif self._goes_back and len(self._late) == 1 and self._course.owner(self._late[0]) is None:
-            self._go_on_without(rd.NodeFailed(self._late[0], DeadlineError.__name__, self._overdue))
+        elif self._goes_back and (silent := self._silent_host()):
+            self._go_on_without(rd.NodeFailed(silent, DeadlineError.__name__, self._overdue))
         else:
             raise DeadlineError(self._overdue)
+
+    def _silent_host(self) -> str:
+        """Return the only node for which a phase waits, if it has no rows; empty = it is another one, or several.
+
+        For an owner without blocks, that says nothing while its turn waits for it, it is the last host, from which it
+        may await its first tensor: one host for an owner within ``OPENINGS_TURNS`` turns.
+        """
+        node = self._late[0] if len(self._late) == 1 else ""
+        if not node or self._course.owner(node) is None:
+            return node
+        pieces = self._required_migration.part.placement.slices
+        last = [piece.node for piece in pieces if piece.stop == self._course.head]
+        hosts_some = any(piece.node == node and piece.num_blocks for piece in pieces)
+        if self.phase != "training" or hosts_some or len(last) != 1 or last != self._dispensable(last):
+            return ""
+        if self._openings.has_cost([node], *last):
+            return ""
+        self._openings.note_cost([node], *last)
+        return last[0]
 
     # ---- phases -----------------------------------------------------------------------------------
 

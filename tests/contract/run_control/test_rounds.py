@@ -165,6 +165,18 @@ def test_rounds_go_on_without_a_host_that_never_says_that_it_has_done_a_turn(nod
         assert answer[-1] == rd.Finish("DeadlineError", late)
 
 
+def test_rounds_go_on_without_the_host_from_which_a_silent_owner_awaits_its_first_tensor() -> None:
+    """An owner without blocks does not miss it, as its turn may come late; one that lies so costs one host."""
+    plan = make_plan([("b", 0, 2), ("c", 2, 4)], ["a"], num_steps=16, eval_rows=0).with_copies(True)
+    rounds = trained_rounds(plan, ("a", "b", "c"), recovery=RecoveryPolicy(), wait_s=5.0)
+    for node in ("b", "c"):
+        rounds.handle(rd.TurnReported(node, 0), 1.0)
+    answer = rounds.handle(TimerFired("phase"), 8.5)
+    late = "waited 7.5 s for turn 0 of node a (from step 0): not done by a"
+    assert rd.LogNodeError("c", "DeadlineError", late) in answer and rd.Release("c", late) in answer
+    assert rounds._openings.has_cost(["a"], "b") and rounds.phase == "moving"
+
+
 @cases("leaves_out", [True, False])
 def test_rounds_go_on_without_an_owner_that_never_moves_where_its_rows_may_be_left_out(leaves_out: bool) -> None:
     """It says that it can't reach somebody, and names no node: the deadline of the recovery says for whom it waited."""
