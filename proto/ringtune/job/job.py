@@ -119,7 +119,7 @@ def read_job_text(path: Path) -> str:
 
 _MAX_PARTS: Final = 16
 _LONG_KEY: Final = re.compile(
-    r"""(?m)(?:^|[\[{,])[ \t]*+(?:(?:[\w-]++|"(?:[^"\\\n]|\\.){0,256}+"|'[^'\n]{0,256}+')[ \t]*+\.[ \t]*+){%d}"""  # noqa: UP031 - braces
+    r"""(?m)(?:^|[\[{,])[ \t]*+(?:(?:[\w-]++|"(?:[^"\\\n]++|\\.)*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){%d}"""  # noqa: UP031 - braces
     % (_MAX_PARTS - 1)
 )
 

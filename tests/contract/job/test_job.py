@@ -317,6 +317,7 @@ _VELORA = "[memory]\nactivations = 'velora'\n[velora]\n"
         ("[train]\nseed = 4\nseed = 5", "not valid TOML"),
         ("a." * 100_000 + "a = 1", "a key has 16 parts or more"),
         ("['a' . " + "'a' . " * 100_000 + "a]", "a key has 16 parts or more"),
+        ("'" + "a" * 300 + "'." + "a." * 2_000 + "a = 1", "a key has 16 parts or more"),
         ("train = 3", "unknown key 'model.train'"),
     ],
 )
