@@ -48,7 +48,7 @@ from ringtune.models.family import (
 )
 from ringtune.run_control.evaluation import rouge_l
 from ringtune.storage.arrow_files import is_arrow
-from ringtune.storage.durable import check_writable, put_other_aside, replacing, write_durably
+from ringtune.storage.durable import check_writable, put_other_aside, replacing, storage_errors, write_durably
 from ringtune.storage.text_files import read_text, resolved
 from ringtune.techniques.generation import MAX_ROWS, GenerationSettings
 from ringtune.texts import counted, inert
@@ -320,7 +320,7 @@ def writer_to(path: Path, data: Path, tell: Callable[[str], object]) -> Iterator
     if path.exists() and path.resolve() == data.resolve():
         raise UsageError(f"--save {path} would replace the rows; give it another name")
     check_writable(path)
-    with replacing(path) as content:
+    with storage_errors(path), replacing(path) as content:
         # a name of a file may have bytes that are no text
         file = io.TextIOWrapper(content, encoding="utf-8", errors="backslashreplace", newline="")
         try:

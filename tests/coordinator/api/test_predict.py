@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import errno
 import functools
 import io
 import itertools
@@ -400,3 +401,18 @@ def test_predict_refuses_as_the_command_does(
     with pytest.raises(kind, match=message):
         run.predict(data, **options)
     assert not (run.folder.parent / "words.json").exists()
+
+
+def test_save_on_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that becomes full while predictions are written is an error with the file; no file is left."""
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with (
+        pytest.raises(StorageError, match=r"out\.csv: No space left"),
+        writer_to(tmp_path / "out.csv", tmp_path, print),
+    ):
+        pass
+    assert not list(tmp_path.iterdir())
