@@ -103,6 +103,9 @@ CREATE TABLE generations (
 );
 """
 """``generations`` has one row for each party that was ever removed."""
+_REMOVED_WITHOUT_GENERATION: Final = """
+SELECT sha256 FROM certificates LEFT JOIN generations USING (role, name) WHERE removed NOT NULL AND generation IS NULL
+"""
 _MAX_REASON: Final = 200
 
 
@@ -112,7 +115,8 @@ class Register:
     The file is made if it is missing. With a database that coordinators share the register is there, and the file is
     only how it begins.
 
-    Raises ``StorageError``: it can't be used, or is of another version.
+    Raises ``StorageError``: it can't be used, is of another version, or of a build whose removals had no generations:
+    what it removed would be accepted again.
     """
 
     def __init__(self, folder: Path, shared: Database | None = None) -> None:
@@ -130,6 +134,11 @@ class Register:
             elif version != _VERSION:
                 raise StorageError(
                     f"{self._path} is of version {version}, here is {_VERSION}; use the ringtune that wrote it"
+                )
+            elif database.execute(_REMOVED_WITHOUT_GENERATION).fetchone():
+                raise StorageError(
+                    f"{self._path} is of an earlier ringtune, and what it removed would be accepted again; restore a "
+                    "later copy, or begin anew with 'ringtune coordinator init' in an empty folder"
                 )
 
     @contextlib.contextmanager

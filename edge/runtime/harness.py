@@ -3,7 +3,8 @@
 ``ringtune eval --harness`` starts it as a process of its own. It prints JSON lines: ``{"done": n}`` after each request,
 and at the end ``{"tasks": {task: {figure: value}}}``. What lm-eval prints goes to the log.
 
-A request is a context with a continuation: the log-likelihood of that, the sum over its tokens, each given all before::
+A request is a context and a continuation. It is scored by the log-likelihood of the continuation, the sum over its
+tokens, each given all tokens before it::
 
     tokens     c c c c x x x        context, continuation
     logits       . . . 1 2 3        at the token before each of x

@@ -419,7 +419,10 @@ class OffloadRunner:
             rows = microbatch_rows(self._course, entry.item)[action.micro]
             most = _MAX_TIMES * rows * self._course.max_length * models.values_per_token
             if (came := wire.num_values(sent)) > most:
-                raise IntegrityError(f"the pairs of {rows} rows have {came:,} numbers, at most {most:,} are taken")
+                raise IntegrityError(
+                    f"the pairs of {rows} rows have {came:,} numbers, at most {most:,} are taken; remove the host with "
+                    "'ringtune nodes remove', or install one version of ringtune on all machines"
+                )
             pairs = wire.decode(sent, self._parts.dtype)
             models.fit(pairs, self._rows(action, entry), range(action.start, action.stop))
         return ()

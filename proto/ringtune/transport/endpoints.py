@@ -230,7 +230,8 @@ SERVER_OPTIONS: Final[Options] = (
 WIRE: Final = 10
 """Number of the messages between nodes and coordinator: one more with each field that other builds would misread.
 
-A node with another number can't join, so that each message has one reader."""
+A node with another number can't join, so that each message has one reader.
+"""
 
 
 def is_compatible(version: str) -> bool:

@@ -208,9 +208,8 @@ def renew_if_due(
 def take_authorities(authorities: Iterable[bytes], credentials: Credentials, folder: Path) -> None:
     """Trust the authorities that the coordinator names from now on, in connections opened later, and store that.
 
-    The signing one is first; none = nothing changes. Those that leave out the authority of the
-    own certificate are not taken: nobody would accept that any more. If they can't be stored they are trusted until
-    this process ends.
+    The signing one is first; none = nothing changes. Those that leave out the authority of the own certificate are
+    not taken: nobody would accept that any more. If they can't be stored they are trusted until this process ends.
     """
     before, authorities = credentials.identity, tuple(authorities)
     if authorities in ((), before.authorities):

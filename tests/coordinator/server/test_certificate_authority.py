@@ -329,11 +329,23 @@ def test_register_that_removes_during_a_renewal_refuses_what_it_gave(register: R
             register.renew(each, NOW_S, lambda: never(PI_NODE, 0))
 
 
-@pytest.mark.parametrize("damage", [lambda path: path.write_bytes(b"not a database" * 99), lambda path: _newer(path)])
-def test_register_that_is_damaged_or_newer_is_refused(
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(b"not a database" * 99),
+        lambda path: _execute(path, "PRAGMA user_version = 99"),
+        lambda path: _execute(path, "DELETE FROM generations"),
+        lambda path: _execute(path, "DROP TABLE generations"),
+        lambda path: _execute(path, "ALTER TABLE certificates DROP COLUMN sha256"),
+    ],
+)
+def test_register_that_is_damaged_or_of_another_build_is_refused(
     register: Register, tmp_path: Path, damage: Callable[[Path], object]
 ) -> None:
-    """It names the file; nothing is made anew over it."""
+    """It names the file; nothing is made anew over it. Without generations what was removed would be accepted again."""
+    register.redeem("t", "key", NOW_S, issue)
+    register.remove(PI_NODE, "stolen")
+    Register(tmp_path)
     damage(tmp_path / FILE)
     content = (tmp_path / FILE).read_bytes()
     with pytest.raises(StorageError, match=r"register\.sqlite"):
@@ -341,9 +353,9 @@ def test_register_that_is_damaged_or_newer_is_refused(
     assert (tmp_path / FILE).read_bytes() == content
 
 
-def _newer(path: Path) -> None:
+def _execute(path: Path, statement: str) -> None:
     with sqlite3.connect(path) as database:
-        database.execute("PRAGMA user_version = 99")
+        database.execute(statement)
     database.close()
 
 
