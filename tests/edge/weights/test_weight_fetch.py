@@ -482,6 +482,32 @@ def test_weights_second_run_fetches_nothing(tmp_path: Path, caplog: pytest.LogCa
         assert "47 of 48 tensors were in the cache" in run(wider, "r20260101-000000-00000004")
 
 
+def test_weights_cache_torn_by_a_power_cut_is_made_whole(tmp_path: Path) -> None:
+    """Files of an earlier run with zeros in their content: the outline, and a tensor that this run does not need."""
+    folder = write_bert(tmp_path / "m")
+    with serving(folder) as server:
+        node = Node(tmp_path / "cache", server.port)
+        outline, got = node.outline() / "model.safetensors", node.folder()
+        names = json.loads((got / "model.safetensors.index.json").read_text())["weight_map"]
+        unneeded = next(got / file for name, file in names.items() if ".layer.2." in name)
+        for torn in (outline, unneeded):
+            torn.write_bytes(bytes(torn.stat().st_size))
+        assert model_facts(node.outline(), JOB) == model_facts(folder, JOB)
+        narrow = make_plan([("a", 0, 3), ("b", 3, 4)], ["a"], num_steps=2)
+        assert tensors_in(node.folder(narrow)).items() < contents_of(folder).items()
+        assert len(tensors_in(node.folder())) == len(names)
+
+
+def test_weights_outline_has_the_samples_of_the_manifest(tmp_path: Path) -> None:
+    """Samples of a lying source, with the same digests of tensors, are gone with the next manifest."""
+    manifest = ModelSource(write_bert(tmp_path / "m")).manifest
+    first, *rest = manifest.tensors
+    lied = dataclasses.replace(manifest, tensors=(dataclasses.replace(first, sample=bytes(len(first.sample))), *rest))
+    for given in (lied, manifest):
+        outline = ModelCache(tmp_path / "cache", given, "m").write_outline()
+        assert read_headers(outline)[first.name].sample() == given.tensors[0].sample
+
+
 def test_weights_of_a_file_that_changed_are_refused_by_its_name(tmp_path: Path) -> None:
     """A peer is told no folder of this machine."""
     folder = write_bert(tmp_path / "m")
