@@ -163,7 +163,7 @@ class Liar(weights_pb2_grpc.WeightsServicer):
     def __init__(self, manifest: ModelManifest, chunk: Callable[[int], weights_pb2.FetchChunk | None]) -> None:
         self._manifest = manifest
         self._chunk = chunk
-        self.asked = 0
+        self.asked, self.most = 0, 1 << 20
         self.ended = threading.Event()
 
     def Manifest(
@@ -177,7 +177,7 @@ class Liar(weights_pb2_grpc.WeightsServicer):
     ) -> Iterator[weights_pb2.FetchChunk]:
         """Whatever the test wants; None hangs."""
         self.asked += 1
-        for index, _ in enumerate(request.pieces):
+        for index, _ in enumerate(request.pieces[: self.most]):
             chunk = self._chunk(index)
             if chunk is None:
                 context.add_callback(self.ended.set)
@@ -256,6 +256,59 @@ def test_weights_fetch_leaves_a_source_that_brings_nothing(tmp_path: Path, monke
         came = sources.fetch(missing_in(cache, tensors), wanted(timeout_s=3600.0, idle_s=3600.0))
     assert came == sum(tensor.nbytes for tensor in tensors)
     assert liar.asked == 1
+
+
+@pytest.mark.promise("6 every wait ends")
+def test_weights_manifest_of_a_silent_source_has_its_share_of_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member that never answers leaves the others theirs; one that is slow alone is asked again."""
+    manifest, asked = ModelSource(write_bert(tmp_path / "m")).manifest, list[tuple[str, float]]()
+    no_answer, no_copy = DeadlineError("no answer"), ModelError("no copy")
+    answers: dict[str, list[ModelManifest | RingTuneError]] = {
+        "silent": [no_answer],
+        "lacks": [no_copy, no_copy],
+        "good": [manifest],
+        "slow": [no_answer, manifest],
+    }
+
+    def ask(self: Sources, address: str, fetch: PendingFetch, sha256: str, *, timeout_s: float) -> ModelManifest:
+        asked.append((address, timeout_s))
+        if isinstance(answer := answers[address].pop(0), ModelManifest):
+            return answer
+        raise answer
+
+    monkeypatch.setattr(Sources, "_ask", ask)
+    sources = Sources(["silent", "lacks", "good"])
+    assert sources.manifest(wanted(timeout_s=600.0), manifest.sha256) == manifest
+    assert [address for address, _ in asked] == ["silent", "lacks", "good"]
+    assert asked[0][1] <= 200.0 and sources.addresses == ("good", "silent")
+    asked.clear()
+    assert Sources(["slow", "lacks"]).manifest(wanted(timeout_s=600.0), manifest.sha256) == manifest
+    assert [address for address, _ in asked] == ["slow", "lacks", "slow"] and asked[2][1] > 400.0
+
+
+def test_weights_fetch_leaves_a_source_that_ends_its_streams_early(tmp_path: Path) -> None:
+    """A source that sends one byte a stream would be asked for all the time; a wrong byte costs one more stream."""
+    folder = write_bert(tmp_path / "m")
+    for byte in (b"x", None):
+
+        def chunk(index: int, byte: bytes | None = byte) -> weights_pb2.FetchChunk:
+            first = next(data for _, data in ModelSource(folder).read([(tensors[0].sha256, 0)]))
+            return weights_pb2.FetchChunk(piece=0, data=byte or first[:1])
+
+        with (
+            lying(folder, chunk) as (liar, address),
+            serving(folder) as server,
+            Sources([address, f"127.0.0.1:{server.port}"]) as sources,
+        ):
+            liar.most = 1
+            manifest = sources.manifest(wanted(), digest(folder))
+            tensors = slice_of(folder, manifest, 0)
+            cache = ModelCache(tmp_path / f"cache {byte!r}", manifest, "m")
+            came = sources.fetch(missing_in(cache, tensors), wanted())
+            assert liar.asked == 1 and all(cache.tensor(tensor).is_complete() for tensor in tensors)
+            assert came == sum(tensor.nbytes for tensor in tensors) + (tensors[0].nbytes if byte else 0)
 
 
 @pytest.mark.promise("6 every wait ends")
