@@ -103,6 +103,7 @@ _LOG = logging.getLogger(__name__)
 _RELEASE_S = 3.0
 _RELEASES = 2
 _TOTALS = "totals.json"
+_OF_COORDINATOR: Final = "of the coordinator"
 
 
 class AgreedModel:
@@ -112,10 +113,14 @@ class AgreedModel:
 
     Args:
         own_manifest: returns the manifest of the coordinator's copy; None = it has none.
+
+    Attributes:
+        owners: nodes with rows, whose files of tokenizer or image processor other nodes get where they have a copy.
     """
 
     def __init__(self, own_manifest: Callable[[], ModelManifest | None]) -> None:
         self._own = own_manifest
+        self.owners: Collection[str] = ()
         self._changed = threading.Condition()
         self._expected: frozenset[str] = frozenset()
         self._holders: dict[str, Callable[[float], ModelManifest]] = {}
@@ -163,12 +168,13 @@ class AgreedModel:
         with self._agreeing:
             if not self._sha256:
                 manifests = self._manifests(holders, deadline_s)
-                odd = odd_manifests(manifests)
+                owners = (*self.owners, _OF_COORDINATOR)
+                odd = odd_manifests(manifests, owners)
                 if self._leave_out is not None and all(node in self._spare for node in odd):
                     for node, error in odd.items():
                         del manifests[node]
                         self._leave_out(node, IntegrityError(f"it has another model than most: {error}"))
-                self._sha256 = agreed_manifest(manifests).sha256
+                self._sha256 = agreed_manifest(manifests, owners).sha256
             return self._sha256
 
     def _manifests(
@@ -184,7 +190,7 @@ class AgreedModel:
         answers = {node: workers.submit(ask, half_s) for node, ask in holders.items()}
         try:
             mine = own_manifest.result()
-            manifests = {} if mine is None else {"of the coordinator": mine}
+            manifests = {} if mine is None else {_OF_COORDINATOR: mine}
             for node, answer in answers.items():
                 try:
                     manifests[node] = answer.result()
