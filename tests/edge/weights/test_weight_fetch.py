@@ -31,6 +31,7 @@ from ringtune.errors import (
     IntegrityError,
     InterruptedRunError,
     ModelError,
+    RingTuneError,
     TrustError,
 )
 from ringtune.job.job import Job, Model
@@ -291,24 +292,21 @@ def test_weights_manifest_of_a_silent_source_has_its_share_of_the_time(
 def test_weights_fetch_leaves_a_source_that_ends_its_streams_early(tmp_path: Path) -> None:
     """A source that sends one byte a stream would be asked for all the time; a wrong byte costs one more stream."""
     folder = write_bert(tmp_path / "m")
-    for byte in (b"x", None):
-
-        def chunk(index: int, byte: bytes | None = byte) -> weights_pb2.FetchChunk:
-            first = next(data for _, data in ModelSource(folder).read([(tensors[0].sha256, 0)]))
-            return weights_pb2.FetchChunk(piece=0, data=byte or first[:1])
-
+    tensors = slice_of(folder, ModelSource(folder).manifest, 0)
+    right = contents_of(folder)[tensors[0].name][:1]
+    for byte in (bytes([right[0] ^ 1]), right):
+        chunk = weights_pb2.FetchChunk(piece=0, data=byte)
         with (
-            lying(folder, chunk) as (liar, address),
+            lying(folder, lambda index, chunk=chunk: chunk) as (liar, address),
             serving(folder) as server,
             Sources([address, f"127.0.0.1:{server.port}"]) as sources,
         ):
             liar.most = 1
             manifest = sources.manifest(wanted(), digest(folder))
-            tensors = slice_of(folder, manifest, 0)
             cache = ModelCache(tmp_path / f"cache {byte!r}", manifest, "m")
             came = sources.fetch(missing_in(cache, tensors), wanted())
             assert liar.asked == 1 and all(cache.tensor(tensor).is_complete() for tensor in tensors)
-            assert came == sum(tensor.nbytes for tensor in tensors) + (tensors[0].nbytes if byte else 0)
+            assert came == sum(tensor.nbytes for tensor in tensors) + (tensors[0].nbytes if byte != right else 0)
 
 
 @pytest.mark.promise("6 every wait ends")
