@@ -4,8 +4,8 @@
 
     CACHE/models/<digest of the manifest>/
         lock                          one process at a time
-        outline/                      config, tokenizer, and model.safetensors as a sparse file: all headers and a
-                                      sample of each tensor, from which a model is planned and a block is timed
+        outline/                      config, tokenizer, and model.safetensors as a sparse file: all headers, from which
+                                      a model is planned and a block is timed
         weights/<name>/               a model folder with the fetched tensors, one file each
 
 Names below ``CACHE`` are digests, a fixed list of file names, and a model name of harmless characters.
@@ -32,10 +32,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ringtune.errors import BusyError, CapacityError, DeadlineError, IntegrityError, InterruptedRunError, UsageError
-from ringtune.models.folder import INDEX_FILE, WEIGHTS_FILE, sample_start
+from ringtune.models.folder import INDEX_FILE, WEIGHTS_FILE
 from ringtune.models.weights_by_digest import FileEntry, ModelManifest, TensorEntry
 from ringtune.quantities import format_bytes
 from ringtune.storage.durable import FileLock
+from ringtune.storage.pieces import note_sha256
 from ringtune.storage.tensor_files import header_bytes
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
@@ -55,7 +56,7 @@ class ModelCache:
 
     def __init__(self, root: Path, manifest: ModelManifest, name: str) -> None:
         self.manifest, self._root = manifest, root
-        self._folder = self._inside(root / "models" / manifest.digest)
+        self._folder = self._inside(root / "models" / manifest.sha256)
         self.outline = self._inside(self._folder / "outline")
         self.weights = self._inside(self._folder / "weights" / (name if _SAFE_NAME.fullmatch(name) else "model"))
         with writing(root):
@@ -110,23 +111,20 @@ class ModelCache:
     # ---- model folders ------------------------------------------------------------------------------
 
     def write_outline(self) -> Path:
-        """Write ``model.safetensors`` of the outline if it is missing: all headers and a sample of each tensor."""
+        """Write ``model.safetensors`` of the outline if it is missing: all headers, and no bytes of tensors."""
         path = self.outline / WEIGHTS_FILE
         header = header_bytes({entry.name: (entry.dtype, entry.shape) for entry in self.manifest.tensors})
-        total_bytes = len(header) + sum(entry.nbytes for entry in self.manifest.tensors)
-        if path.is_file() and path.stat().st_size == total_bytes:
-            return self.outline
-        partial = path.with_name(path.name + PARTIAL)
-        with writing(self._root):
-            with partial.open("wb") as file:
-                file.write(header)
-                at = len(header)
-                for entry in self.manifest.tensors:
-                    file.seek(at + sample_start(entry.nbytes))
-                    file.write(entry.sample)
-                    at += entry.nbytes
-                file.truncate(total_bytes)
-            partial.replace(path)
+        at, total_bytes = len(header), len(header) + sum(entry.nbytes for entry in self.manifest.tensors)
+        if not path.is_file() or path.stat().st_size != total_bytes:
+            partial = path.with_name(path.name + PARTIAL)
+            with writing(self._root):
+                with partial.open("wb") as file:
+                    file.write(header)
+                    file.truncate(total_bytes)
+                partial.replace(path)
+        for entry in self.manifest.tensors:
+            note_sha256(path, at, entry.nbytes, entry.sha256)
+            at += entry.nbytes
         return self.outline
 
     def publish(self, files: Sequence[FileEntry]) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ringtune.errors import FrameError, IntegrityError, ModelError
-from ringtune.models.folder import read_config, sample_start
+from ringtune.models.folder import read_config
 from ringtune.models.weights_by_digest import (
     CHUNK_BYTES,
     FileEntry,
@@ -30,7 +30,7 @@ CONFIG = FileEntry(name="config.json", nbytes=1, sha256=DIGEST)
 
 def entry(**changes: Any) -> TensorEntry:
     """A tensor of four bytes."""
-    values = {"name": "a", "dtype": "F32", "shape": (1,), "sha256": DIGEST, "sample": b"0123", **changes}
+    values = {"name": "a", "dtype": "F32", "shape": (1,), "sha256": DIGEST, **changes}
     return TensorEntry(**values)
 
 
@@ -76,8 +76,6 @@ def test_weights_files_are_those_of_a_list(tmp_path: Path) -> None:
         {"shape": (1,) * 9},
         {"sha256": "../../etc/passwd"},
         {"sha256": DIGEST.upper()},
-        {"sample": b""},
-        {"shape": (2,)},
     ],
 )
 def test_weights_manifest_entry_is_checked(changes: dict[str, Any]) -> None:
@@ -99,8 +97,8 @@ def test_weights_file_names_of_peers_are_refused(name: str) -> None:
 def test_weights_manifest_is_checked_as_a_whole() -> None:
     """Names once and in order, a config, tensors, and a size that a model can have."""
     good = ModelManifest(tensors=(entry(), entry(name="b")), files=(CONFIG,))
-    assert good.digest != ModelManifest(tensors=(entry(),), files=(CONFIG,)).digest
-    huge = entry(shape=(1 << 41,), sample=bytes(64))
+    assert good.sha256 != ModelManifest(tensors=(entry(),), files=(CONFIG,)).sha256
+    huge = entry(shape=(1 << 41,))
     for tensors, files in [
         ((), (CONFIG,)),
         ((entry(),), ()),
@@ -113,7 +111,7 @@ def test_weights_manifest_is_checked_as_a_whole() -> None:
 
 
 def test_weights_source_reads_from_an_offset(tmp_path: Path) -> None:
-    """The bytes of the file, in pieces of bounded size; samples are of the middle."""
+    """The bytes of the file, in pieces of bounded size."""
     data = bytes(range(256)) * (CHUNK_BYTES * 5 // 2 // 256)
     shapes = bert_shapes()
     weights = safetensors_bytes({**shapes, "zz": (len(data) // 4,)})
@@ -121,8 +119,6 @@ def test_weights_source_reads_from_an_offset(tmp_path: Path) -> None:
     source = ModelSource(folder)
     tensor = source.manifest.tensors[-1]
     assert (tensor.name, tensor.sha256) == ("zz", hashlib.sha256(data).hexdigest())
-    start = sample_start(len(data))
-    assert tensor.sample == data[start : start + 64]
     pieces = list(source.read([(tensor.sha256, 7), (tensor.sha256, len(data))]))
     assert {index for index, _ in pieces} == {0}
     assert max(len(piece) for _, piece in pieces) == CHUNK_BYTES
@@ -155,7 +151,7 @@ def test_weights_offers_are_of_known_runs(tmp_path: Path) -> None:
     with pytest.raises(FrameError):
         offers.source(RUN)
     (folder / "model.safetensors").write_bytes(safetensors_bytes({**bert_shapes(), "zz": (1,)}, fill=1))
-    assert offers.source("another").manifest.digest != source.manifest.digest, "what is in the folder now"
+    assert offers.source("another").manifest.sha256 != source.manifest.sha256, "what is in the folder now"
     offers.drop("another")
     with pytest.raises(FrameError):
         offers.source("another")
