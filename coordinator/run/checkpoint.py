@@ -276,7 +276,7 @@ class ResumeChooser:
         if digest != point.manifest.model_digest:
             raise ModelError(
                 f"the run began with model {point.manifest.model_digest[:12]}…, the nodes have {digest[:12]}… now; "
-                "put the same folder back"
+                "put the same folder back; of a run that an earlier ringtune began, give the result as adapter.from"
             )
 
 

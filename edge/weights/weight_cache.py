@@ -4,8 +4,8 @@
 
     CACHE/models/<digest of the manifest>/
         lock                          one process at a time
-        outline/                      config, tokenizer, and model.safetensors as a sparse file: all headers and a
-                                      sample of each tensor, from which a model is planned and a block is timed
+        outline/                      config, tokenizer, and model.safetensors as a sparse file: all headers, from which
+                                      a model is planned and a block is timed
         weights/<name>/               a model folder with the fetched tensors, one file each
 
 Names below ``CACHE`` are digests, a fixed list of file names, and a model name of harmless characters.
@@ -13,8 +13,8 @@ Names below ``CACHE`` are digests, a fixed list of file names, and a model name 
 Each tensor is a safetensors file of its own, which the loader reads like any other weights file. A partial file is the
 header and the bytes so far; its size says where to resume. A complete file has the digest of the manifest.
 
-Nothing is synced to the disk: a file torn by a power cut fails its digest at the next use and is fetched again; the
-outline and the index are written anew by each run.
+Nothing is synced to the disk: a file torn by a power cut fails its digest at the next use and is fetched again, and a
+torn outline is written again.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ringtune.errors import BusyError, CapacityError, DeadlineError, IntegrityError, InterruptedRunError, UsageError
-from ringtune.models.folder import INDEX_FILE, WEIGHTS_FILE, sample_start
+from ringtune.models.folder import INDEX_FILE, WEIGHTS_FILE
 from ringtune.models.weights_by_digest import FileEntry, ModelManifest, TensorEntry
 from ringtune.quantities import format_bytes
 from ringtune.storage.durable import FileLock
+from ringtune.storage.pieces import note_sha256
 from ringtune.storage.tensor_files import header_bytes
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
@@ -56,7 +57,7 @@ class ModelCache:
 
     def __init__(self, root: Path, manifest: ModelManifest, name: str) -> None:
         self.manifest, self._root = manifest, root
-        self._folder = self._inside(root / "models" / manifest.digest)
+        self._folder = self._inside(root / "models" / manifest.sha256)
         self.outline = self._inside(self._folder / "outline")
         self.weights = self._inside(self._folder / "weights" / (name if _SAFE_NAME.fullmatch(name) else "model"))
         with writing(root):
@@ -111,23 +112,20 @@ class ModelCache:
     # ---- model folders ------------------------------------------------------------------------------
 
     def write_outline(self) -> Path:
-        """Write ``model.safetensors`` of the outline: all headers, and the manifest's sample of each tensor.
-
-        It is written anew each time: an earlier file may be torn, or have the samples of a source that had other ones.
-        """
+        """Write ``model.safetensors`` of the outline if it is missing or torn: all headers, and no bytes of tensors."""
         path = self.outline / WEIGHTS_FILE
         header = header_bytes({entry.name: (entry.dtype, entry.shape) for entry in self.manifest.tensors})
-        partial = path.with_name(path.name + PARTIAL)
-        with writing(self._root):
-            with partial.open("wb") as file:
-                file.write(header)
-                at = len(header)
-                for entry in self.manifest.tensors:
-                    file.seek(at + sample_start(entry.nbytes))
-                    file.write(entry.sample)
-                    at += entry.nbytes
-                file.truncate(at)
-            partial.replace(path)
+        at, total_bytes = len(header), len(header) + sum(entry.nbytes for entry in self.manifest.tensors)
+        if not CheckedFile(path, what="outline", sha256="", nbytes=total_bytes - at, header=header).is_whole():
+            partial = path.with_name(path.name + PARTIAL)
+            with writing(self._root):
+                with partial.open("wb") as file:
+                    file.write(header)
+                    file.truncate(total_bytes)
+                partial.replace(path)
+        for entry in self.manifest.tensors:
+            note_sha256(path, at, entry.nbytes, entry.sha256)
+            at += entry.nbytes
         return self.outline
 
     def publish(self, files: Sequence[FileEntry]) -> Path:

@@ -583,7 +583,7 @@ def calls_readers() -> tuple[Reader, ...]:
         _of_call("report", [report], lambda message: check_report(message, last=0, nodes=("a", "b"), end_seq=100)),
         _of_call("scores", [scores], scores_from_proto),
         _of_call("join", [joined], lambda message: entry_of(member_of(message), "idle", 0.0)),
-        _of_call("model manifest", [manifest_to_proto(manifest)], lambda message: manifest_from_proto(message).digest),
+        _of_call("model manifest", [manifest_to_proto(manifest)], lambda message: manifest_from_proto(message).sha256),
         _of_call("pieces", [asked], pieces_from_proto),
     )
 

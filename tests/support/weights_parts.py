@@ -16,7 +16,7 @@ import grpc
 
 from edge.weights.weight_fetch import PendingFetch
 from ringtune.errors import RingTuneError
-from ringtune.models.folder import read_headers, sample_start
+from ringtune.models.folder import read_headers
 from ringtune.models.weights_by_digest import Offers, manifest_from_proto
 from ringtune.transport.channels import Server, open_channel
 from ringtune.transport.weights_servicer import WeightsServicer
@@ -72,15 +72,12 @@ def write_bert(
 
 
 def poisoned(folder: Path) -> Path:
-    """The model with other weights in all blocks, but the same samples: the bytes in the middle of each tensor."""
+    """The model with one other bit in each tensor of the blocks."""
     path = folder / "model.safetensors"
     data = bytearray(path.read_bytes())
     for name, stored in read_headers(folder).items():
-        start, count = stored.info.offset, stored.info.nbytes
-        middle, sample = start + sample_start(count), stored.sample()
-        if ".layer." in name and count > len(sample):
-            data[start : start + count] = bytes(byte ^ 1 for byte in data[start : start + count])
-            data[middle : middle + len(sample)] = sample
+        if ".layer." in name:
+            data[stored.info.offset] ^= 1
     path.write_bytes(data)
     return folder
 

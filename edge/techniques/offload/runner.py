@@ -421,7 +421,7 @@ class OffloadRunner:
             if (came := wire.num_values(sent)) > most:
                 raise IntegrityError(
                     f"the pairs of {rows} rows have {came:,} numbers, at most {most:,} are taken; remove the host with "
-                    "'ringtune nodes remove', or install one version of ringtune on all machines"
+                    "'ringtune nodes remove NAME', or install one version of ringtune on all machines"
                 )
             pairs = wire.decode(sent, self._parts.dtype)
             models.fit(pairs, self._rows(action, entry), range(action.start, action.stop))

@@ -10,8 +10,6 @@ Source: D2FT, section III-A.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -66,6 +64,7 @@ from ringtune.models.folder import (
 from ringtune.models.generic_decoders import NOT_ROUNDED, active_experts, buffer_bytes
 from ringtune.models.kept_inputs import has_other_adapters, kept_inputs, lora_values
 from ringtune.storage.gguf import GgufType
+from ringtune.storage.strict import json_digest
 from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.base import Shape
 from ringtune.techniques.compute import is_rounded
@@ -533,12 +532,6 @@ def _head_sizes(task: str, dimensions: Dimensions, family: Family, config: Confi
 
 
 def _digest(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> str:
-    """Digest config, and names, types, shapes and samples of tensors, so that two trainings of one architecture differ.
-
-    The division into files does not matter.
-    """
-    digest = hashlib.sha256(json.dumps(dict(config), sort_keys=True).encode())
-    for name, stored in sorted(tensors.items()):
-        digest.update(json.dumps([name, stored.info.dtype, stored.shape]).encode())
-        digest.update(stored.sample())
-    return digest.hexdigest()
+    """Digest config, and names, types, shapes and all bytes of tensors; the division into files does not matter."""
+    rows = [[name, stored.info.dtype, stored.shape, stored.sha256] for name, stored in sorted(tensors.items())]
+    return json_digest([dict(config), rows])

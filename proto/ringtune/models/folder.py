@@ -44,7 +44,8 @@ from ringtune.models.tokenizer import (
     read_tokenizer_settings,
 )
 from ringtune.storage.gguf import SUFFIX, GgufType
-from ringtune.storage.strict import is_lfs_pointer, pointer_advice, read_given, read_json
+from ringtune.storage.pieces import file_sha256
+from ringtune.storage.strict import is_lfs_pointer, json_digest, pointer_advice, read_given, read_json
 from ringtune.storage.tensor_files import TensorInfo, read_safetensors_header
 
 CONFIG_FILE = "config.json"
@@ -68,9 +69,6 @@ TOKENIZER_FILES: Final[tuple[str, ...]] = (
 
 MODEL_SIDE_FILES: Final[tuple[str, ...]] = ("generation_config.json", *TOKENIZER_FILES)
 """Files besides config and weights that are copied from the base model to a trained one."""
-
-SAMPLE_BYTES = 64
-"""Bytes from the middle of a tensor that identify its values, as two trainings of one architecture differ there."""
 
 _MAX_INDEX_BYTES = 20_000_000
 _LEGACY_ENDS = {".gamma": ".weight", ".beta": ".bias"}  # LayerNorm names of the first BERT files
@@ -99,19 +97,17 @@ class StoredTensor(NamedTuple):
         """Shape of the tensor: that in the header, unless it is a matrix in 4 bits."""
         return self.info.shape if self.four_bit is None else self.four_bit.shape
 
-    def sample(self) -> bytes:
-        """Read ``SAMPLE_BYTES`` from the middle of the tensor, or all if it is smaller."""
-        with self.path.open("rb") as file:
-            file.seek(self.info.offset + sample_start(self.info.nbytes))
-            return file.read(min(SAMPLE_BYTES, self.info.nbytes))
-
-
-def sample_start(nbytes: int) -> int:
-    """Offset of the sample in a tensor of ``nbytes``.
-
-    Example: 468 in 1,000 bytes, because the sample is the middle 64.
-    """
-    return max(0, nbytes - SAMPLE_BYTES) // 2
+    @property
+    def sha256(self) -> str:
+        """Digest of the bytes, hex; of a matrix in 4 bits with those beside it. See ``file_sha256``."""
+        digest = file_sha256(self.path, self.info.offset, self.info.nbytes)
+        if self.four_bit is None:
+            return digest
+        parts = [
+            [end, info.dtype, file_sha256(path, info.offset, info.nbytes)]
+            for end, (path, info) in sorted(self.four_bit.parts.items())
+        ]
+        return json_digest([digest, self.four_bit.kind, self.four_bit.offset, parts])
 
 
 def read_headers(folder: Path) -> dict[str, StoredTensor]:

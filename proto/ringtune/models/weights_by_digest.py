@@ -1,8 +1,8 @@
 """Weights of a model by digest: the manifest, its messages, and the source that serves a model folder.
 
-A node without a copy of the model fetches a *manifest* from a node with one: type, shape, digest and sample bytes of
-every tensor, and the small files beside the weights. From it the node builds an outline (a sparse file with all
-headers), which is enough for planning. Later it fetches the tensors of its slice by digest.
+A node without a copy of the model fetches a *manifest* from a node with one: type, shape and digest of every tensor,
+and the small files beside the weights. From it the node builds an outline (a sparse file with all headers), which is
+enough for planning. Later it fetches the tensors of its slice by digest.
 
 A peer's manifest is the one that the coordinator has named, on which all nodes of the run agree that have the model
 (``agreed_manifest``). It is checked before its use: names are never paths, sizes follow from types and shapes, and
@@ -29,7 +29,6 @@ from ringtune.models.families import FAMILIES
 from ringtune.models.folder import (
     CONFIG_FILE,
     INDEX_FILE,
-    SAMPLE_BYTES,
     TOKENIZER_FILES,
     base_name,
     read_config,
@@ -38,7 +37,7 @@ from ringtune.models.folder import (
 )
 from ringtune.models.tokenizer import is_template_file, template_files
 from ringtune.storage.gguf import SUFFIX
-from ringtune.storage.pieces import FilePieces, Pieces
+from ringtune.storage.pieces import FilePieces, Pieces, file_sha256
 from ringtune.storage.tensor_files import stored_bytes
 from ringtune.texts import shown
 from ringtune.v1 import weights_pb2
@@ -65,18 +64,15 @@ class TensorEntry:
     dtype: str
     shape: tuple[int, ...]
     sha256: str
-    sample: bytes
 
     def __post_init__(self) -> None:
-        """Refuse a name, type, shape, digest or sample that is out of range."""
+        """Refuse a name, type, shape or digest that is out of range."""
         if not 1 <= len(self.name) <= _MAX_NAME or not self.name.isprintable():
             raise IntegrityError(f"the manifest has a tensor with the name {self.name[:80]!r}; ask another source")
         is_shape = len(self.shape) <= _MAX_DIMENSIONS and all(side >= 0 for side in self.shape)
         if not is_shape or stored_bytes(self.dtype, self.shape) is None:
             raise _refused(self.name, f"has type {self.dtype!r} and shape {self.shape}")
         _check_digest(self.name, self.sha256)
-        if len(self.sample) != min(self.nbytes, SAMPLE_BYTES):
-            raise _refused(self.name, f"has a sample of {len(self.sample)} bytes")
 
     @property
     def nbytes(self) -> int:
@@ -121,17 +117,11 @@ class ModelManifest:
             raise IntegrityError(f"the manifest has no {CONFIG_FILE}; ask another source")
 
     @property
-    def digest(self) -> str:
-        """SHA-256, hex, over names, types, shapes, sizes and digests, without samples; it identifies the model."""
+    def sha256(self) -> str:
+        """SHA-256, hex, over names, types, shapes, sizes and digests; it identifies the model."""
         rows: list[Any] = [[entry.name, entry.dtype, entry.shape, entry.sha256] for entry in self.tensors]
         rows += [[entry.name, entry.nbytes, entry.sha256] for entry in self.files]
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
-
-    @property
-    def sha256(self) -> str:
-        """SHA-256, hex, over the digest and all samples: of everything that a source may send as this manifest."""
-        samples = b"".join(entry.sample for entry in self.tensors)
-        return hashlib.sha256(bytes.fromhex(self.digest) + samples).hexdigest()
 
 
 def agreed_manifest(manifests: Mapping[str, ModelManifest], owners: Collection[str] = ()) -> ModelManifest:
@@ -144,8 +134,8 @@ def agreed_manifest(manifests: Mapping[str, ModelManifest], owners: Collection[s
     givers = _givers(manifests, owners)
     if problem := _difference(manifests, givers):
         raise problem
-    counts = Counter(manifests[node].digest for node in givers)
-    return max((manifests[node] for node in givers), key=lambda given: (counts[given.digest], given.digest))
+    counts = Counter(manifests[node].sha256 for node in givers)
+    return max((manifests[node] for node in givers), key=lambda given: (counts[given.sha256], given.sha256))
 
 
 def odd_manifests(manifests: Mapping[str, ModelManifest], owners: Collection[str] = ()) -> dict[str, ModelError]:
@@ -172,10 +162,7 @@ def _difference(manifests: Mapping[str, ModelManifest], givers: Collection[str])
     """Return the first difference of the models of some nodes; ``givers`` have the same files beside the config."""
     known: dict[str, tuple[str, str]] = {}
     for node, manifest in sorted(manifests.items()):
-        rows = {
-            f"tensor {entry.name}": f"{entry.dtype} {entry.shape} {entry.sha256} {entry.sample.hex()}"
-            for entry in manifest.tensors
-        }
+        rows = {f"tensor {entry.name}": f"{entry.dtype} {entry.shape} {entry.sha256}" for entry in manifest.tensors}
         missing = known and sorted({name for name in known if name.startswith("tensor ")} ^ rows.keys())
         rows |= {entry.name: entry.sha256 for entry in manifest.files if entry.name != CONFIG_FILE}
         if node in givers:
@@ -245,7 +232,6 @@ def manifest_to_proto(manifest: ModelManifest) -> weights_pb2.ManifestReply:
                 dtype=entry.dtype,
                 shape=entry.shape,
                 sha256=bytes.fromhex(entry.sha256),
-                sample=entry.sample,
             )
             for entry in manifest.tensors
         ],
@@ -265,7 +251,6 @@ def manifest_from_proto(message: weights_pb2.ManifestReply) -> ModelManifest:
                 dtype=entry.dtype,
                 shape=tuple(entry.shape),
                 sha256=entry.sha256.hex(),
-                sample=entry.sample,
             )
             for entry in message.tensors
         ),
@@ -297,18 +282,17 @@ class ModelSource:
                     f"{folder}: tensor {name} has 4 bits a number, which no other node can fetch; put the folder on "
                     "every node (ringtune node --model)"
                 )
-            digest = self._add(FilePieces(stored.path, stored.info.offset, stored.info.nbytes))
-            tensors.append(
-                TensorEntry(
-                    name=name, dtype=stored.info.dtype, shape=stored.shape, sha256=digest, sample=stored.sample()
-                )
-            )
+            digest = stored.sha256
+            self._contents[digest] = FilePieces(stored.path, stored.info.offset, stored.info.nbytes)
+            tensors.append(TensorEntry(name=name, dtype=stored.info.dtype, shape=stored.shape, sha256=digest))
         files = []
         for name in sorted((*MODEL_FILES, *template_files(folder))):
             path = folder / name
             if path.is_file():
                 content = FilePieces(path)
-                files.append(FileEntry(name=name, nbytes=content.size_bytes, sha256=self._add(content)))
+                digest = file_sha256(path, 0, content.size_bytes)
+                self._contents[digest] = content
+                files.append(FileEntry(name=name, nbytes=content.size_bytes, sha256=digest))
         self.manifest = ModelManifest(tensors=tuple(tensors), files=tuple(files))
 
     @property
@@ -327,13 +311,6 @@ class ModelSource:
         for index, (digest, offset) in enumerate(pieces):
             for data in _messages(self._contents[digest], offset):
                 yield index, data
-
-    def _add(self, content: FilePieces) -> str:
-        digest = hashlib.sha256()
-        for data in _messages(content, 0):
-            digest.update(data)
-        self._contents.setdefault(digest.hexdigest(), content)
-        return digest.hexdigest()
 
 
 _MAX_STREAMS_OF_ONE: Final = 2

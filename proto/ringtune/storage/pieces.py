@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -146,6 +147,43 @@ class FilePieces(Pieces):
                     raise IntegrityError(f"{self._path} has become shorter while it was read; copy it again")
                 left -= len(piece)
                 yield piece
+
+
+_MAX_KNOWN: Final = 200_000
+_SETTLED_NS: Final = 2_000_000_000
+"""Of a file that was written more recently no digest is kept: a second write could leave size and time as they are."""
+_known: dict[tuple[int, ...], str] = {}
+
+
+def file_sha256(path: Path, start: int, size_bytes: int) -> str:
+    """Digest of a range of a file, hex; it is read once in a process, as long as the file stays as it is.
+
+    Raises ``IntegrityError``: it can't be read.
+    """
+    range_ = (*_state(path), start, size_bytes)
+    if range_ in _known:
+        return _known[range_]
+    digest = FilePieces(path, start, size_bytes).sha256()
+    if (state := _state(path)) == range_[: len(state)] and time.time_ns() - state[-1] > _SETTLED_NS:
+        _remember(range_, digest)
+    return digest
+
+
+def note_sha256(path: Path, start: int, size_bytes: int, digest: str) -> None:
+    """Let ``file_sha256`` return this digest, of what a sparse file stands for, as long as the file stays as it is."""
+    _remember((*_state(path), start, size_bytes), digest)
+
+
+def _remember(range_: tuple[int, ...], digest: str) -> None:
+    if len(_known) >= _MAX_KNOWN:
+        _known.clear()
+    _known[range_] = digest
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    with _read_errors(path):
+        status = path.stat()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 @contextmanager

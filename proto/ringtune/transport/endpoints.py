@@ -227,7 +227,7 @@ SERVER_OPTIONS: Final[Options] = (
 """For ``grpc.server(pool, options=SERVER_OPTIONS)``; a busy port then raises at bind."""
 
 
-WIRE: Final = 10
+WIRE: Final = 11
 """Number of the messages between nodes and coordinator: one more with each field that other builds would misread.
 
 A node with another number can't join, so that each message has one reader.

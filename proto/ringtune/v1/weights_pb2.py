@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19ringtune/v1/weights.proto\x12\x0bringtune.v1\"1\n\x0fManifestRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\t\"Y\n\x0bTensorEntry\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\x0e\n\x06sha256\x18\x04 \x01(\x0c\x12\x0e\n\x06sample\x18\x05 \x01(\x0c\"=\n\tFileEntry\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\"a\n\rManifestReply\x12)\n\x07tensors\x18\x01 \x03(\x0b\x32\x18.ringtune.v1.TensorEntry\x12%\n\x05\x66iles\x18\x02 \x03(\x0b\x32\x16.ringtune.v1.FileEntry\"\'\n\x05Piece\x12\x0e\n\x06sha256\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"B\n\x0c\x46\x65tchRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\"\n\x06pieces\x18\x02 \x03(\x0b\x32\x12.ringtune.v1.Piece\")\n\nFetchChunk\x12\r\n\x05piece\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x32\x8e\x01\n\x07Weights\x12\x44\n\x08Manifest\x12\x1c.ringtune.v1.ManifestRequest\x1a\x1a.ringtune.v1.ManifestReply\x12=\n\x05\x46\x65tch\x12\x19.ringtune.v1.FetchRequest\x1a\x17.ringtune.v1.FetchChunk0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19ringtune/v1/weights.proto\x12\x0bringtune.v1\"1\n\x0fManifestRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\t\"I\n\x0bTensorEntry\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\x0e\n\x06sha256\x18\x04 \x01(\x0c\"=\n\tFileEntry\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\"a\n\rManifestReply\x12)\n\x07tensors\x18\x01 \x03(\x0b\x32\x18.ringtune.v1.TensorEntry\x12%\n\x05\x66iles\x18\x02 \x03(\x0b\x32\x16.ringtune.v1.FileEntry\"\'\n\x05Piece\x12\x0e\n\x06sha256\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"B\n\x0c\x46\x65tchRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\"\n\x06pieces\x18\x02 \x03(\x0b\x32\x12.ringtune.v1.Piece\")\n\nFetchChunk\x12\r\n\x05piece\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x32\x8e\x01\n\x07Weights\x12\x44\n\x08Manifest\x12\x1c.ringtune.v1.ManifestRequest\x1a\x1a.ringtune.v1.ManifestReply\x12=\n\x05\x46\x65tch\x12\x19.ringtune.v1.FetchRequest\x1a\x17.ringtune.v1.FetchChunk0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,17 +34,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MANIFESTREQUEST']._serialized_start=42
   _globals['_MANIFESTREQUEST']._serialized_end=91
   _globals['_TENSORENTRY']._serialized_start=93
-  _globals['_TENSORENTRY']._serialized_end=182
-  _globals['_FILEENTRY']._serialized_start=184
-  _globals['_FILEENTRY']._serialized_end=245
-  _globals['_MANIFESTREPLY']._serialized_start=247
-  _globals['_MANIFESTREPLY']._serialized_end=344
-  _globals['_PIECE']._serialized_start=346
-  _globals['_PIECE']._serialized_end=385
-  _globals['_FETCHREQUEST']._serialized_start=387
-  _globals['_FETCHREQUEST']._serialized_end=453
-  _globals['_FETCHCHUNK']._serialized_start=455
-  _globals['_FETCHCHUNK']._serialized_end=496
-  _globals['_WEIGHTS']._serialized_start=499
-  _globals['_WEIGHTS']._serialized_end=641
+  _globals['_TENSORENTRY']._serialized_end=166
+  _globals['_FILEENTRY']._serialized_start=168
+  _globals['_FILEENTRY']._serialized_end=229
+  _globals['_MANIFESTREPLY']._serialized_start=231
+  _globals['_MANIFESTREPLY']._serialized_end=328
+  _globals['_PIECE']._serialized_start=330
+  _globals['_PIECE']._serialized_end=369
+  _globals['_FETCHREQUEST']._serialized_start=371
+  _globals['_FETCHREQUEST']._serialized_end=437
+  _globals['_FETCHCHUNK']._serialized_start=439
+  _globals['_FETCHCHUNK']._serialized_end=480
+  _globals['_WEIGHTS']._serialized_start=483
+  _globals['_WEIGHTS']._serialized_end=625
 # @@protoc_insertion_point(module_scope)

@@ -72,11 +72,12 @@ def test_model_facts_digest_does_not_depend_on_path_or_prefix(tmp_path: Path) ->
         ({"layer_norm_eps": 1e-5}, None),
         ({}, safetensors_bytes(bert_shapes(), dtype="F16")),
         ({}, safetensors_bytes(bert_shapes(), fill=1)),
+        ({}, safetensors_bytes(bert_shapes())[:-1] + b"\1"),
         ({}, safetensors_bytes(bert_shapes(pooler=False))),
     ],
 )
 def test_model_facts_digest_tells_models_apart(tmp_path: Path, config: dict[str, Any], weights: bytes | None) -> None:
-    """Another config, other types, other values or other tensors: another digest."""
+    """Another config, other types, other values or one of them, or other tensors: another digest."""
     first = model_facts(write_model(tmp_path / "a"), JOB)
     assert model_facts(write_model(tmp_path / "b", config=config, weights=weights), JOB).digest != first.digest
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +14,17 @@ from hypothesis import strategies as st
 
 from ringtune.errors import IntegrityError
 from ringtune.storage.durable import temporary_file
-from ringtune.storage.pieces import PIECE_BYTES, FilePieces, HeldPieces, JoinedPieces, OpenFilePieces, Piece, Pieces
+from ringtune.storage.pieces import (
+    PIECE_BYTES,
+    FilePieces,
+    HeldPieces,
+    JoinedPieces,
+    OpenFilePieces,
+    Piece,
+    Pieces,
+    file_sha256,
+    note_sha256,
+)
 from tests.support.cases import cases
 
 CONTENT = bytes(range(100))
@@ -110,3 +121,31 @@ def test_other_content_is_not_held_and_so_not_let_go() -> None:
     content = made(cut([10]))
     content.let_go(100)
     assert bytes(content) == CONTENT
+
+
+def test_range_of_a_file_is_read_once_as_long_as_the_file_stays_as_it_is(tmp_path: Path) -> None:
+    """Of one that was written a moment ago nothing is kept: a second write could leave size and time as they are."""
+    path = tmp_path / "x"
+
+    def write(content: bytes, changed_at_s: float) -> None:
+        path.write_bytes(content)
+        os.utime(path, (changed_at_s, changed_at_s))
+
+    def digests() -> list[bool]:
+        return [file_sha256(path, 10, 50) == hashlib.sha256(each[10:60]).hexdigest() for each in (CONTENT, other)]
+
+    other = bytes(reversed(CONTENT))
+    write(CONTENT, time.time())
+    assert digests() == [True, False]
+    os.utime(path, (1.0, 1.0))
+    assert digests() == [True, False]
+    write(other, 1.0)
+    assert digests() == [True, False], "not read again"
+    write(other, 2.0)
+    assert digests() == [False, True]
+    write(CONTENT, now_s := time.time())
+    assert digests() == [True, False]
+    write(other, now_s)
+    assert digests() == [False, True]
+    note_sha256(path, 10, 50, hashlib.sha256(CONTENT[10:60]).hexdigest())
+    assert digests() == [True, False], "as it was told"

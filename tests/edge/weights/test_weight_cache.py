@@ -21,9 +21,7 @@ from tests.support.processes import running_python
 from tests.support.weights_parts import write_bert
 
 CONTENT = bytes(range(200))
-ENTRY = TensorEntry(
-    name="block.weight", dtype="F32", shape=(5, 10), sha256=hashlib.sha256(CONTENT).hexdigest(), sample=CONTENT[68:132]
-)
+ENTRY = TensorEntry(name="block.weight", dtype="F32", shape=(5, 10), sha256=hashlib.sha256(CONTENT).hexdigest())
 CONFIG = FileEntry(name="config.json", nbytes=2, sha256=hashlib.sha256(b"{}").hexdigest())
 MANIFEST = ModelManifest(tensors=(ENTRY,), files=(CONFIG,))
 
@@ -158,5 +156,5 @@ def test_weights_cache_takes_no_path_from_a_name(tmp_path: Path) -> None:
     """A model's name that is not harmless is replaced."""
     for name in ("../../evil", "a/b", "", ".", "..", "x" * 200, "a\0b", "-rf"):
         weights = ModelCache(tmp_path, MANIFEST, name).weights
-        assert weights == tmp_path / "models" / MANIFEST.digest / "weights" / "model", name
+        assert weights == tmp_path / "models" / MANIFEST.sha256 / "weights" / "model", name
     assert ModelCache(tmp_path, MANIFEST, "all-MiniLM-L6-v2").weights.name == "all-MiniLM-L6-v2"
