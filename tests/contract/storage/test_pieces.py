@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtune.errors import IntegrityError
-from ringtune.storage.durable import temporary_file
 from ringtune.storage import pieces
+from ringtune.storage.durable import temporary_file
 from ringtune.storage.pieces import (
     PIECE_BYTES,
     FilePieces,
