@@ -333,7 +333,7 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
             step=first.step,
         )
         most_bytes = self._access.require(call, caller).max_bytes
-        files = (chunk.file for chunk in itertools.chain([first], chunks))
+        files = in_time((chunk.file for chunk in itertools.chain([first], chunks)), _MIN_S, source=f"node {first.node}")
         with self._alone((first.node, first.is_head), end_call):
             self._take(first, call, caller, files, most_bytes)
 

@@ -154,6 +154,14 @@ def test_copies_that_end_short_are_refused(
     assert (saved, kept.everything()[1]) == ([], ())
 
 
+@pytest.mark.promise("6 every wait ends")
+def test_copies_that_never_end_are_refused(kept: TurnSnapshots) -> None:
+    """Chunks without a byte, as many as there are: they would keep this node at work."""
+    empty = control_pb2.KeepChunk(run_id="run", node="a", step=4, file=control_pb2.FileChunk(path=FILE))
+    with pytest.raises(IntegrityError, match="node a has sent 0 bytes in 1,025 chunks"):
+        servicer_of(kept)._keep(itertools.repeat(empty), None)
+
+
 @pytest.mark.promise("7 bounded memory")
 def test_copies_are_as_large_as_planned_at_most(kept: TurnSnapshots) -> None:
     """A sender ends where the planned bytes and room for names are used up, before memory is."""
