@@ -15,6 +15,7 @@ Nodes send its weights as one file; in the folder large weights are several file
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -65,7 +66,7 @@ BEST_FOLDER: Final = "best"
 
 _MAX_ADAPTER_BYTES: Final = 1 << 32
 _MAX_MODEL_BYTES: Final = 1 << 40
-_MAX_DIGITS: Final = 6
+_INDEX: Final = re.compile("0|[1-9][0-9]{0,5}")
 _HEAD_FILES: Final = (HEAD_CONFIG_FILE, HEAD_FILE)
 
 
@@ -149,7 +150,7 @@ def block_of(name: str) -> int | None:
     """
     for family in FAMILIES.values():
         start = family.prefix + family.block_prefix
-        number = name.removeprefix(start).partition(".")[0]
-        if name.startswith(start) and number.isdecimal() and len(number) <= _MAX_DIGITS:
+        number, dot, _ = name.removeprefix(start).partition(".")
+        if dot and name.startswith(start) and _INDEX.fullmatch(number):
             return int(number)
     return None

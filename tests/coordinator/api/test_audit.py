@@ -22,7 +22,7 @@ from ringtune import cli
 from ringtune.models.result_files import block_of
 from ringtune.schedule.turns import turn_sequence
 from ringtune.storage.pieces import FilePieces
-from ringtune.storage.tensor_files import TensorFile, TensorPieces, tensors_digest
+from ringtune.storage.tensor_files import TensorFile, TensorPieces, tensors_digest, write_tensors
 from ringtune.techniques.audit import LEDGER, statement
 from ringtune.transport.identity import fingerprint, sign
 from ringtune.transport.parties import VARIABLE
@@ -113,6 +113,18 @@ def test_ledger_of_which_all_fits_together_is_fine(tmp_path: Path, is_signed: bo
     assert f"3 turns of steps 0 to 6, 9 statements, {9 * is_signed} of them signed; 3 micro-batches" in output
     assert ("nothing is signed" in output) is not is_signed
     assert "the blocks' weights of step 6, the last one" in output and "not shown" in output
+
+
+@pytest.mark.parametrize("name", ["bert.encoder.layer.003.up", "bert.encoder.layer.\u0663.up", "bert.encoder.layer.3"])
+def test_tensor_of_a_result_with_no_name_of_a_block_is_of_none(tmp_path: Path, name: str) -> None:
+    """As whoever changes a result may write it; the block lacks a tensor then."""
+    write_ledger(folder := tmp_path / "run")
+    result = TensorFile(FilePieces(path := folder / "adapter/adapter.safetensors"), where="it")
+    tensors = {name: result.tensor(name) for name in result.infos}
+    last = next(other for other in tensors if block_of(other) == 3)
+    path.write_bytes(bytes(write_tensors({name: tensors.pop(last), **tensors})))
+    code, output = asked(folder)
+    assert code == 7 and "the result has other weights than at step 6, of block 3" in output
 
 
 def other_state_of(at: int) -> Callable[[Lines], None]:
