@@ -36,7 +36,7 @@ from ringtune.storage.pieces import FilePieces
 from ringtune.storage.strict import read_object
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, tensors_digest
 from ringtune.techniques.audit import LEDGER, blocks_with_state, state_digest
-from ringtune.texts import printable
+from ringtune.texts import printable, shown
 from ringtune.transport.parties import find_user_trust, node_party
 
 _MAX_PROBLEMS: Final = 1000
@@ -360,13 +360,17 @@ class LedgerCheck:
 def weights_of(files: Mapping[str, TensorFile]) -> dict[int, str]:
     """Return by block the digest of its tensors in a result, which is that of its weights in the state of a node.
 
-    ``files`` are by ``NAME/`` of users with adapters of their own; else there is one, named ``""``.
+    ``files`` are by ``NAME/`` of users with adapters of their own; else there is one, named ``""``. Raises
+    ``IntegrityError``: two tensors have one name but for what is before the block, and either may be loaded.
     """
     blocks: dict[int, dict[str, TensorPieces]] = {}
     for user, name in ((user, name) for user, file in files.items() for name in file.infos):
         if (block := block_of(name)) is not None:
             part = f"{user}{name[name.index(f'.{block}.') + 1 :]}"
-            blocks.setdefault(block, {})[part] = files[user].tensor(name)
+            tensors = blocks.setdefault(block, {})
+            if part in tensors:
+                raise IntegrityError(f"the result has {shown(part)} twice, once as {shown(name)}; train it anew")
+            tensors[part] = files[user].tensor(name)
     return {block: tensors_digest(_without_twins(tensors)) for block, tensors in blocks.items()}
 
 
@@ -388,7 +392,10 @@ def sentences(ledger: CheckedLedger) -> Iterator[str]:
         f"{signed:,} of them signed; {drawn:,} micro-batches were drawn and repeated by other hosts"
     )
     yield from (printable(line).replace("\n", r"\n") for line in (*ledger.facts, *ledger.problems))
-    yield "not shown: that what was not drawn was computed rightly; what an owner says of its rows, embedding and loss"
+    yield (
+        "not shown: that what was not drawn was computed rightly; what an owner says of its rows, embedding and loss; "
+        "that the result has the head of the last owner"
+    )
     if not ledger.is_done:
         yield f"the run has no result yet, so its ledger is checked up to step {ledger.figures['last']:,} only"
     yield "fine" if not ledger.problems else f"wrong: {len(ledger.problems)} of the lines above"

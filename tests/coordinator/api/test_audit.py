@@ -21,7 +21,7 @@ from coordinator.server.certificate_authority import Authority
 from ringtune import cli
 from ringtune.models.result_files import block_of
 from ringtune.schedule.turns import turn_sequence
-from ringtune.storage.pieces import FilePieces
+from ringtune.storage.pieces import FilePieces, Pieces
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, tensors_digest, write_tensors
 from ringtune.techniques.audit import LEDGER, statement
 from ringtune.transport.identity import fingerprint, sign
@@ -125,6 +125,19 @@ def test_tensor_of_a_result_with_no_name_of_a_block_is_of_none(tmp_path: Path, n
     path.write_bytes(bytes(write_tensors({name: tensors.pop(last), **tensors})))
     code, output = asked(folder)
     assert code == 7 and "the result has other weights than at step 6, of block 3" in output
+
+
+def test_result_with_two_tensors_of_one_place_in_a_block_is_wrong(tmp_path: Path) -> None:
+    """The one that was trained, under another prefix, would hide the one that is loaded."""
+    write_ledger(folder := tmp_path / "run")
+    result = TensorFile(FilePieces(path := folder / "adapter/adapter.safetensors"), where="it")
+    tensors = {name: result.tensor(name) for name in result.infos}
+    name = next(name for name in tensors if block_of(name) == 2)
+    other = name.replace("bert.encoder.layer.", "transformer.h.")
+    zeros = tensors[name]._replace(data=Pieces.of(bytes(tensors[name].data.size_bytes)))
+    path.write_bytes(bytes(write_tensors(tensors | {name: zeros, other: tensors[name]})))
+    code, output = asked(folder)
+    assert code == 7 and f"twice, once as '{other}'" in output
 
 
 def other_state_of(at: int) -> Callable[[Lines], None]:
