@@ -294,6 +294,8 @@ class ModelSource:
                 self._contents[digest] = content
                 files.append(FileEntry(name=name, nbytes=content.size_bytes, sha256=digest))
         self.manifest = ModelManifest(tensors=tuple(tensors), files=tuple(files))
+        # once: any member may ask hundreds of times a second, which takes 27 ms each for 3,000 tensors
+        self.sha256, self.reply = self.manifest.sha256, manifest_to_proto(self.manifest)
 
     @property
     def is_current(self) -> bool:
@@ -349,13 +351,13 @@ class Offers:
 
     def manifest(self, request: weights_pb2.ManifestRequest, *, is_node: bool = False) -> weights_pb2.ManifestReply:
         """Answer a request for the manifest of a run's model; a node (``is_node``) has to know its digest."""
-        manifest = self.source(request.run_id).manifest
-        if (is_node or request.sha256) and request.sha256 != manifest.sha256:
+        source = self.source(request.run_id)
+        if (is_node or request.sha256) and request.sha256 != source.sha256:
             raise TrustError(
                 f"the model here is not the one that was asked for ({shown(request.sha256[:16])}); a node gets the "
                 "digest of its run's model from the coordinator"
             )
-        return manifest_to_proto(manifest)
+        return source.reply
 
     def chunks(self, request: weights_pb2.FetchRequest, *, caller: str = "") -> Iterator[weights_pb2.FetchChunk]:
         """Yield what a fetch of ``caller`` (of its certificate) requests; raises ``BusyError`` or ``RingTuneError``."""

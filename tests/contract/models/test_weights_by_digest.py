@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from ringtune.errors import FrameError, IntegrityError, ModelError
+from ringtune.errors import FrameError, IntegrityError, ModelError, TrustError
+from ringtune.models import weights_by_digest
 from ringtune.models.folder import read_config
 from ringtune.models.weights_by_digest import (
     CHUNK_BYTES,
@@ -23,6 +24,7 @@ from ringtune.models.weights_by_digest import (
     needed_tensors,
     odd_manifests,
 )
+from ringtune.v1 import weights_pb2
 from tests.support.cases import cases
 from tests.support.model_folder import bert_shapes, safetensors_bytes, write_model
 
@@ -163,6 +165,19 @@ def test_weights_source_serves_only_what_it_has(tmp_path: Path, asked: tuple[str
     digest = asked[0] or source.manifest.tensors[0].sha256
     with pytest.raises(IntegrityError):
         next(source.read([(digest, asked[1])]))
+
+
+def test_weights_manifest_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the digest is that a member asks for: else its calls would take this node's time."""
+    offers = Offers()
+    offers.put(RUN, write_model(tmp_path / "m"))
+    sha256 = offers.source(RUN).manifest.sha256
+    monkeypatch.setattr(ModelManifest, "sha256", property(lambda self: pytest.fail("it is hashed again")))
+    monkeypatch.setattr(weights_by_digest, "manifest_to_proto", lambda manifest: pytest.fail("it is made again"))
+    right = weights_pb2.ManifestRequest(run_id=RUN, sha256=sha256)
+    assert offers.manifest(right, is_node=True) is offers.manifest(right, is_node=True)
+    with pytest.raises(TrustError, match="not the one that was asked for"):
+        offers.manifest(weights_pb2.ManifestRequest(run_id=RUN, sha256="0" * 64), is_node=True)
 
 
 def test_weights_offers_are_of_known_runs(tmp_path: Path) -> None:
