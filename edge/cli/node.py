@@ -90,7 +90,7 @@ def node(
         str,
         typer.Option(
             metavar="NAME",
-            help="Board or switch that this node shares with others: recovery.copies = 2 puts copies on other racks. "
+            help="Board or switch that this node shares with others: copies of its state are on other racks. "
             "Default: the host of its address.",
         ),
     ] = "",
