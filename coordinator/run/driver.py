@@ -298,6 +298,7 @@ class Participants:
         members = (*chosen, *returning(chosen, living))
         emit(control_pb2.RunEvent(members_json=json.dumps([member.node for member in members])))
         self.instances |= {member.node: member.instance for member in members}
+        self.models.owners = [member.node for member in members if member.has_data]
         for member in members:
             self.calls[member.node] = AgentCalls(
                 member.node,

@@ -103,6 +103,7 @@ _LOG = logging.getLogger(__name__)
 _RELEASE_S = 3.0
 _RELEASES = 2
 _TOTALS = "totals.json"
+_OF_COORDINATOR: Final = "of the coordinator"
 
 
 class AgreedModel:
@@ -112,10 +113,14 @@ class AgreedModel:
 
     Args:
         own_manifest: returns the manifest of the coordinator's copy; None = it has none.
+
+    Attributes:
+        owners: nodes with rows, whose files of tokenizer or image processor other nodes get where they have a copy.
     """
 
     def __init__(self, own_manifest: Callable[[], ModelManifest | None]) -> None:
         self._own = own_manifest
+        self.owners: Collection[str] = ()
         self._changed = threading.Condition()
         self._expected: frozenset[str] = frozenset()
         self._holders: dict[str, Callable[[float], ModelManifest]] = {}
@@ -123,10 +128,13 @@ class AgreedModel:
         self._agreeing = threading.Lock()
         self._sha256 = ""
         self._spare: Collection[str] = ()
-        self._leave_out: Callable[[str, RingTuneError], None] = lambda node, error: None
+        self._leave_out: Callable[[str, RingTuneError], None] | None = None
 
     def may_leave_out(self, nodes: Collection[str], leave_out: Callable[[str, RingTuneError], None]) -> None:
-        """Agree without these nodes where most have another model than they; ``leave_out`` is called with each."""
+        """Agree without these nodes where most have another model than they, and without any of unusable manifests.
+
+        ``leave_out`` is called with each, and ends the run where it needs the node.
+        """
         self._spare, self._leave_out = nodes, leave_out
 
     def expect(self, nodes: Iterable[str]) -> None:
@@ -160,24 +168,29 @@ class AgreedModel:
         with self._agreeing:
             if not self._sha256:
                 manifests = self._manifests(holders, deadline_s)
-                odd = odd_manifests(manifests)
-                if odd and all(node in self._spare for node in odd):
+                owners = (*self.owners, _OF_COORDINATOR)
+                odd = odd_manifests(manifests, owners)
+                if self._leave_out is not None and all(node in self._spare for node in odd):
                     for node, error in odd.items():
                         del manifests[node]
                         self._leave_out(node, IntegrityError(f"it has another model than most: {error}"))
-                self._sha256 = agreed_manifest(manifests).sha256
+                self._sha256 = agreed_manifest(manifests, owners).sha256
             return self._sha256
 
     def _manifests(
         self, holders: Mapping[str, Callable[[float], ModelManifest]], deadline_s: float
     ) -> dict[str, ModelManifest]:
-        """Return the manifests of all copies; a node that is lost meanwhile counts no more."""
+        """Return the manifests of all copies; a node that is lost meanwhile counts no more.
+
+        They have half of the time: who waits for the digest needs the rest to fetch.
+        """
         workers = Workers(1 + len(holders), "manifests")
         own_manifest = workers.submit(self._own)
-        answers = {node: workers.submit(ask, deadline_s - time.monotonic()) for node, ask in holders.items()}
+        half_s = (deadline_s - time.monotonic()) / 2
+        answers = {node: workers.submit(ask, half_s) for node, ask in holders.items()}
         try:
             mine = own_manifest.result()
-            manifests = {} if mine is None else {"of the coordinator": mine}
+            manifests = {} if mine is None else {_OF_COORDINATOR: mine}
             for node, answer in answers.items():
                 try:
                     manifests[node] = answer.result()
@@ -185,6 +198,10 @@ class AgreedModel:
                     _LOG.warning("node %s does not say which model it has: %s", node, error_of_call(error, peer=node))
                 except PeerLostError as error:
                     _LOG.info("the model of node %s does not count: %s", node, error)
+                except IntegrityError as error:
+                    if self._leave_out is None:
+                        raise
+                    self._leave_out(node, error)
         finally:
             workers.close(0.0)
         if not manifests:

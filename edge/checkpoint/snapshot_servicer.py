@@ -35,6 +35,8 @@ _MIN_S = 60.0
 _SLOWEST_BYTES_PER_S = 32 * 1024
 """Rate of the slowest link over which a copy of a checkpoint has time to arrive."""
 _MAX_BLOCKS = 1 << 16
+_MAX_FETCHES: Final = 4
+_LOOK_S: Final = 0.5
 
 
 class SnapshotFetcher(NamedTuple):
@@ -257,34 +259,49 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
         self._shelf, self._kept, self._access, self._audited = shelf, kept, access, audited
         self._saved, self._save, self._folder = saved, save, folder
         self._lock = threading.Lock()
+        self._fetches: dict[str, threading.Semaphore] = {}  # by node of the run
         self._arriving: dict[tuple[str, bool], Callable[[], object]] = {}  # node, is_head -> ends the call
 
     def Fetch(
         self, request: control_pb2.SnapshotRequest, context: grpc.ServicerContext
     ) -> Iterator[control_pb2.FileChunk]:
-        """Stream trained blocks of this node, or the head."""
+        """Stream trained blocks of this node, or the head; four calls of a node at a time, further ones wait.
+
+        A call that is not read keeps what it streams in memory, of turns that are dropped meanwhile too.
+        """
         caller = caller_of(context)
-        part = answer(context, lambda: self._part(request, caller.party if caller else None))
+        answer(context, lambda: self._permit(request, caller.party if caller else None))
         name = HEAD_FILE if request.is_head else part_name(request.start, request.stop)
         name = AUDIT_FILE if request.is_audit else name
-        yield from answer_stream(context, cut_pieces(name, part))
+        places = self._fetches.setdefault(request.node, threading.Semaphore(_MAX_FETCHES))
+        while not places.acquire(timeout=_LOOK_S):
+            if not context.is_active():
+                return
+        try:
+            yield from answer_stream(context, cut_pieces(name, answer(context, lambda: self._part(request))))
+        finally:
+            places.release()
 
-    def _part(self, request: control_pb2.SnapshotRequest, caller: Party | None) -> Pieces:
-        """Return what another node may fetch; raises ``TrustError``, ``FrameError`` or ``IntegrityError``."""
-        run_id, step, start, stop = request.run_id, request.step, request.start, request.stop
+    def _permit(self, request: control_pb2.SnapshotRequest, caller: Party | None) -> None:
+        """Refuse what another node may not fetch; raises ``TrustError``, ``FrameError`` or ``IntegrityError``."""
+        start, stop = request.start, request.stop
         if stop - start > _MAX_BLOCKS:
             raise IntegrityError(f"blocks [{start}, {stop}) are more than any model has; use one version everywhere")
         call = RequestedCall(
             NodeCall.FETCH,
             request.node,
-            run_id,
+            request.run_id,
             _state_of(request),
             request.placement_number,
             tuple(range(start, stop)),
             request.is_head,
-            step,
+            request.step,
         )
         self._access.require(call, caller)
+
+    def _part(self, request: control_pb2.SnapshotRequest) -> Pieces:
+        """Return what is requested; raises ``FrameError`` or ``IntegrityError``."""
+        run_id, step, start, stop = request.run_id, request.step, request.start, request.stop
         if request.is_audit:
             return self._audited(request)
         if request.is_saved:
@@ -333,7 +350,7 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
             step=first.step,
         )
         most_bytes = self._access.require(call, caller).max_bytes
-        files = (chunk.file for chunk in itertools.chain([first], chunks))
+        files = in_time((chunk.file for chunk in itertools.chain([first], chunks)), _MIN_S, source=f"node {first.node}")
         with self._alone((first.node, first.is_head), end_call):
             self._take(first, call, caller, files, most_bytes)
 

@@ -21,12 +21,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 
-from edge.model.tensor_files import DTYPE_NAMES, fill, kind_of, pieces_of, require_kind, torch_dtype
-from ringtune.config.optimizers import MOMENTUM, STEP, state_shapes
+from edge.model.tensor_files import (
+    DTYPE_NAMES,
+    fill,
+    is_finite,
+    is_positive,
+    kind_of,
+    pieces_of,
+    require_kind,
+    torch_dtype,
+)
+from ringtune.config.optimizers import MOMENTUM, SIGNED, STEP, state_shapes
 from ringtune.errors import IntegrityError, PlanError
 from ringtune.job.job import Train
 from ringtune.storage.tensor_files import TensorFile, TensorInfo, TensorPieces
@@ -35,6 +44,7 @@ State = dict[str, torch.Tensor]
 """Optimizer state as ``name/key``."""
 
 Parameters = Mapping[str, torch.nn.Parameter]
+_OTHER_NODE: Final = "repair the node that trained it, or go on without it"
 
 
 class StateStore:
@@ -333,6 +343,18 @@ class TrainingState:
         for name in dict.fromkeys(full.rpartition("/")[0] for full in state):
             self._check_state(name, state)
 
+    def check_numbers(self, file: TensorFile) -> None:
+        """Refuse weights that are not finite, and state that is negative where none is; raises ``IntegrityError``.
+
+        Of a file of another node, which would end the training of this one, by a cause that looks like its own.
+        """
+        for name in file.infos:
+            source, is_signed = file.tensor(name), name.rpartition("/")[2] in SIGNED
+            if name.startswith(self.prefixes.state) and not is_signed and not is_positive(source):
+                raise IntegrityError(f"{self.where} has {name} below zero, or not a number; {_OTHER_NODE}")
+            if name.startswith(self.prefixes.value) and not is_finite(source):
+                raise IntegrityError(f"{self.where} has {name} with numbers that are not finite; {_OTHER_NODE}")
+
     def load(self, file: TensorFile) -> None:
         """Replace tensors and optimizer state by those of a checked file; free its memory tensor by tensor."""
         prefixes = self.prefixes
@@ -361,7 +383,7 @@ class TrainingState:
             )
         for key, shape in expected.items():
             info = state[f"{name}/{key}"]
-            dtype = info.dtype if key == STEP else DTYPE_NAMES[parameter.dtype]
+            dtype = DTYPE_NAMES[state_dtype(key, parameter)]
             require_kind(f"{name}/{key}", info[:2], (dtype, shape), where=self.where)
 
 

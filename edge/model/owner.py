@@ -224,6 +224,7 @@ class OwnerParts:
                 raise DivergedError(
                     f"the training diverged: {where} has {name} with numbers that are not finite; {LOWER_THE_RATE}"
                 )
+        state.check_numbers(file)
         state.load(file)
 
     def _state(self, where: str = _HANDED_OVER) -> TrainingState:

@@ -733,7 +733,11 @@ class NodeAudit:
     ) -> Repeated:
         """Repeat a cell of another node; see ``WorkRepeater.repeat``, and ``repeater`` for further errors."""
         repeater = self.fits if cell.is_fit else self.repeater(cell.node)
-        return repeater.repeat(self.recorder.turn(place.turn), place, files, tensors, given)
+        try:
+            return repeater.repeat(self.recorder.turn(place.turn), place, files, tensors, given)
+        except Exception:  # with what the host told the slice may be in a state in which no work can be repeated
+            self._repeater = self._fits = None
+            raise
 
     def most_bytes(self, cell: Cell, key: TensorKey | None, sizes: CopyBytes) -> int:
         """Return the most bytes of what is handed in for a cell: a tensor, or with ``key`` None the host's own work.

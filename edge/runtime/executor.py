@@ -854,6 +854,7 @@ class CheckpointPart:
         state, sums = content.state(), GradientSums(self._offloading.added_up(trained))
         given = {prefix: small_tensors(file, prefix) for prefix in (VECTORS, PAIRS, SUMS)}
         state.check(file, besides=tuple(f"{prefix}{name}" for prefix, vectors in given.items() for name in vectors))
+        state.check_numbers(file)
         sums.check(given[SUMS], where=_WHERE)
         for prefix, vectors in ((VECTORS, self._vectors), (PAIRS, self._offloading.vectors)):
             if vectors is not None:

@@ -337,9 +337,8 @@ class Vectors:
         return _unit(mean)
 
     def _on_device(self, layer: str, x: torch.Tensor) -> torch.Tensor:
-        """Return the vector or mean of a layer on the device of its input; a checkpoint was read on the CPU."""
-        if self._found[layer].device != x.device:
-            self._found[layer] = self._found[layer].to(x.device)
+        """Return the vector or mean of a layer as its input is; a checkpoint was read on the CPU, perhaps of others."""
+        self._found[layer] = self._found[layer].to(x)
         return self._found[layer]
 
     def _first(self, layer: str, x: torch.Tensor) -> torch.Tensor:
@@ -360,7 +359,10 @@ class Vectors:
         return state
 
     def check(self, tensors: Mapping[str, torch.Tensor], *, where: str) -> None:
-        """Refuse tensors of other layers or sizes than those of ``tensors()``; raises ``IntegrityError``."""
+        """Refuse tensors of other layers or sizes than those of ``tensors()``, or of numbers that none of these has.
+
+        Raises ``IntegrityError``.
+        """
         if tensors.keys() != self.tensors().keys():
             names = sorted(tensors.keys() ^ self.tensors().keys())
             raise IntegrityError(f"{where} has VeLoRA's vectors of other layers than this node's: {names[0]}")
@@ -368,6 +370,10 @@ class Vectors:
             if tuple(tensors[layer].shape) not in {(0,), (size,)}:
                 shape = list(tensors[layer].shape)
                 raise IntegrityError(f"{where} has VeLoRA's vector of {layer} as {shape}, expected [{size}]")
+            count = tensors.get(f"{layer}{COUNT}", torch.tensor(0))
+            is_count = count.dtype is torch.int64 and not count.shape and 0 <= int(count) <= _MAX_COUNT
+            if not is_count or not tensors[layer].is_floating_point() or not bool(tensors[layer].isfinite().all()):
+                raise IntegrityError(f"{where} has a count or VeLoRA's vector of {layer} with impossible numbers")
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Replace all vectors by checked ones."""
@@ -380,6 +386,10 @@ class Vectors:
         others = {name: value for name, value in self.tensors().items() if block_of(name) not in blocks}
         self.check(others | dict(tensors), where=where)
         self.load(others | dict(tensors))
+
+
+_MAX_COUNT: Final = 1 << 53
+"""Most micro-batches in a running mean: numbers up to it are exact in its arithmetic."""
 
 
 def _unit(vector: torch.Tensor) -> torch.Tensor:

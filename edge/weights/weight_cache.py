@@ -13,7 +13,8 @@ Names below ``CACHE`` are digests, a fixed list of file names, and a model name 
 Each tensor is a safetensors file of its own, which the loader reads like any other weights file. A partial file is the
 header and the bytes so far; its size says where to resume. A complete file has the digest of the manifest.
 
-Nothing is synced to the disk: a file torn by a power cut fails its digest at the next use and is fetched again.
+Nothing is synced to the disk: a file torn by a power cut fails its digest at the next use and is fetched again, and a
+torn outline is written again.
 """
 
 from __future__ import annotations
@@ -111,11 +112,11 @@ class ModelCache:
     # ---- model folders ------------------------------------------------------------------------------
 
     def write_outline(self) -> Path:
-        """Write ``model.safetensors`` of the outline if it is missing: all headers, and no bytes of tensors."""
+        """Write ``model.safetensors`` of the outline if it is missing or torn: all headers, and no bytes of tensors."""
         path = self.outline / WEIGHTS_FILE
         header = header_bytes({entry.name: (entry.dtype, entry.shape) for entry in self.manifest.tensors})
         at, total_bytes = len(header), len(header) + sum(entry.nbytes for entry in self.manifest.tensors)
-        if not path.is_file() or path.stat().st_size != total_bytes:
+        if not CheckedFile(path, what="outline", sha256="", nbytes=total_bytes - at, header=header).is_whole():
             partial = path.with_name(path.name + PARTIAL)
             with writing(self._root):
                 with partial.open("wb") as file:
@@ -128,17 +129,20 @@ class ModelCache:
         return self.outline
 
     def publish(self, files: Sequence[FileEntry]) -> Path:
-        """Write the index of all complete tensors, and copy the small files beside them; return this model folder."""
-        complete = {
-            entry.name: _file_name(entry)
+        """Write the index of the tensors with a whole file, and copy the small files beside; return this model folder.
+
+        A torn file of an earlier run, which this one may not need, would make the folder unreadable.
+        """
+        whole = {
+            entry.name: path.name
             for entry in self.manifest.tensors
-            if (self.weights / _file_name(entry)).is_file()
+            if (path := self.weights / _file_name(entry)).is_file() and self.tensor(entry).is_whole()
         }
         with writing(self._root):
             for entry in files:
                 (self.weights / entry.name).parent.mkdir(exist_ok=True, mode=0o700)
                 write_whole(self.weights / entry.name, (self.outline / entry.name).read_bytes())
-        write_whole(self.weights / INDEX_FILE, json.dumps({"weight_map": complete}, indent=1).encode())
+        write_whole(self.weights / INDEX_FILE, json.dumps({"weight_map": whole}, indent=1).encode())
         return self.weights
 
     def _inside(self, path: Path) -> Path:
@@ -182,15 +186,22 @@ class CheckedFile:
         self._partial = path.with_name(path.name + PARTIAL)
         self._digest = hashlib.sha256()
 
-    def is_complete(self) -> bool:
-        """Whether the complete file has the right size and digest; a wrong one is removed; raises ``UsageError``."""
+    def is_whole(self) -> bool:
+        """Whether the complete file has the right size and header, whatever its content; raises ``UsageError``."""
         with writing(self.path.parent):
-            if not self.path.is_file():
+            if not self.path.is_file() or self.path.stat().st_size != len(self._header) + self.nbytes:
                 return False
-            if self.path.stat().st_size == len(self._header) + self.nbytes and self._is_intact():
-                return True
-            self.path.unlink()
-            return False
+            with self.path.open("rb") as file:
+                return file.read(len(self._header)) == self._header
+
+    def is_complete(self) -> bool:
+        """Whether the complete file is whole, with the right digest; a wrong one is removed; raises ``UsageError``."""
+        if self.is_whole() and self._is_intact():
+            return True
+        with writing(self.path.parent):
+            if self.path.is_file():
+                self.path.unlink()
+        return False
 
     def resume(self) -> None:
         """Read the partial file, so that ``write`` appends to it; discard one with another header or too many bytes."""
@@ -246,9 +257,9 @@ class CheckedFile:
                 yield data
 
     def _is_intact(self) -> bool:
-        with self.path.open("rb") as file:
-            has_header = file.read(len(self._header)) == self._header
-            return has_header and hashlib.file_digest(file, "sha256").hexdigest() == self.sha256
+        with writing(self.path.parent), self.path.open("rb") as file:
+            file.seek(len(self._header))
+            return hashlib.file_digest(file, "sha256").hexdigest() == self.sha256
 
     def _count(self, file: BinaryIO) -> bool:
         while data := file.read(_READ_BYTES):

@@ -286,7 +286,8 @@ class Sources:
         """Get the manifest with digest ``sha256`` from the first source that has it.
 
         Later calls ask that source first, and sources that refused no more. A source that does not know the run yet is
-        asked again every 0.2 s. Raises ``ModelError`` or ``DeadlineError``.
+        asked again every 0.2 s, and one that does not answer in its share of the time after the others. Raises
+        ``ModelError`` or ``DeadlineError``.
         """
         answers: dict[str, str] = {}
         waiting = list(self.addresses)
@@ -294,11 +295,11 @@ class Sources:
             for address in tuple(waiting):
                 fetch.check("the manifest of the model")
                 try:
-                    manifest = self._ask(address, fetch, sha256)
+                    manifest = self._ask(address, fetch, sha256, timeout_s=fetch.left_s() / len(waiting))
                 except _CALL_ERRORS as raised:
                     fetch.check("the manifest of the model")
                     error = _as_error(raised, address)
-                    if isinstance(error, FrameError | BusyError):  # the source does not know the run yet
+                    if isinstance(error, FrameError | BusyError | DeadlineError):  # not known yet, or no answer
                         continue
                     answers[address] = str(error)
                     waiting.remove(address)
@@ -323,6 +324,7 @@ class Sources:
             what = f"{missing[0].what} and {len(missing) - 1} more"
             request.check(what)
             address, before = sources.address, received_bytes
+            begun = [file for file in missing if file.offset]
             error: RingTuneError | None = None
             try:
                 for got in self._stream(address, missing, request):
@@ -334,6 +336,10 @@ class Sources:
                     for file in files:  # with bytes of this source, which sent a wrong digest
                         if address in file.origins and not file.path.is_file():
                             file.discard()
+            # a file of several sources with a wrong digest is dropped; the last one then shows whether it is its fault
+            is_dropped = any(not file.offset for file in begun)
+            if error is None and not is_dropped and not all(file.path.is_file() for file in missing):
+                error = ConnectionFailedError(f"{address} ended the stream early")
             request.stop.wait(sources.after(error, what=what, is_further=received_bytes > before))
         return received_bytes
 
@@ -357,10 +363,10 @@ class Sources:
 
     # ---- one call -----------------------------------------------------------------------------------
 
-    def _ask(self, address: str, fetch: PendingFetch, sha256: str) -> ModelManifest:
+    def _ask(self, address: str, fetch: PendingFetch, sha256: str, *, timeout_s: float) -> ModelManifest:
         """Ask one source for its manifest; no idle limit, because the source hashes its copy first."""
         request = weights_pb2.ManifestRequest(run_id=fetch.run_id, sha256=sha256)
-        call: Any = self._stub(address).Manifest.future(request, timeout=fetch.left_s())
+        call: Any = self._stub(address).Manifest.future(request, timeout=timeout_s)
         with IdleWatchdog(call, fetch, idle_s=math.inf):
             manifest = manifest_from_proto(call.result())
         if manifest.sha256 != sha256:
@@ -467,18 +473,18 @@ class SourceRotation:
     def after(self, error: RingTuneError | None, *, what: str, is_further: bool) -> float:
         """Choose the next source after a stream ended, or give up; return the seconds to wait first.
 
-        ``error`` = None: the source ended the stream. ``is_further``: bytes have arrived.
+        ``error`` = None: the source stays. ``is_further``: bytes have arrived.
 
         Raises:
             IntegrityError: no source is left that sends what its manifest says.
             ConnectionFailedError: no bytes arrived in four rounds over all sources.
             RingTuneError: the cache can't be written, which no other source would change.
         """
-        if error is None and is_further:
+        if error is None:
             return 0.0
         if isinstance(error, CapacityError | UsageError):
             raise error
-        _LOG.warning("fetching weights from %s: %s", self.address, error or "the stream ended early")
+        _LOG.warning("fetching weights from %s: %s", self.address, error)
         if isinstance(error, BusyError):
             self._at += 1
             return _BUSY_S
@@ -492,8 +498,7 @@ class SourceRotation:
         rounds = self._failures // len(self._good)
         if rounds >= len(_BACK_OFF_S):
             raise ConnectionFailedError(
-                f"{what} can't be fetched ({error or 'streams end early'}); "
-                "the received bytes are kept, start the run again"
+                f"{what} can't be fetched ({error}); the received bytes are kept, start the run again"
             )
         return _BACK_OFF_S[rounds] if self._failures else 0.0
 

@@ -35,6 +35,9 @@ _LIKE_THE_PARAMETER: Final = {
 }
 _COUNTS: Final = ("adamw", "adagrad", "adafactor")
 
+SIGNED: Final = ("exp_avg", "momentum_buffer")
+"""Keys of optimizer state that may be negative: no count, and no mean or sum of squares is."""
+
 Shape = tuple[int, ...]
 
 

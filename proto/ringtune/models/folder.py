@@ -47,6 +47,7 @@ from ringtune.storage.gguf import SUFFIX, GgufType
 from ringtune.storage.pieces import file_sha256
 from ringtune.storage.strict import is_lfs_pointer, json_digest, pointer_advice, read_given, read_json
 from ringtune.storage.tensor_files import TensorInfo, read_safetensors_header
+from ringtune.texts import shown
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -437,10 +438,11 @@ def base_tensors(
     """Read the headers of a whole base model, and compare shapes with the config.
 
     Names are without the model prefix, such as ``encoder.layer.0...``; task heads and buffers are left out. With
-    ``with_decoder`` the language model's head is added, unless it is tied to the token table.
+    ``with_decoder`` the language model's head is added, unless it is tied to the token table. Raises ``ModelError``
+    also where two tensors have one such name and differ: a node would take either.
     """
-    family = FAMILIES[config["model_type"]]
-    tensors = {base_name(name, family): stored for name, stored in read_headers(Path(folder)).items()}
+    family, headers = FAMILIES[config["model_type"]], read_headers(Path(folder))
+    tensors = {base_name(name, family): stored for name, stored in headers.items()}
     names = select_tensors(
         {name: stored.shape for name, stored in tensors.items()},
         config,
@@ -450,6 +452,14 @@ def base_tensors(
         with_decoder=with_decoder,
         with_unused=True,
     )
+    used = set(names)
+    for stored_name, stored in headers.items() if len(headers) > len(tensors) else ():
+        name = base_name(stored_name, family)
+        if name in used and (stored.shape, stored.sha256) != (tensors[name].shape, tensors[name].sha256):
+            raise ModelError(
+                f"{folder} has two tensors {shown(name)} that differ, one of them as {shown(stored_name)}; save the "
+                "model again without it"
+            )
     return {name: tensors[name] for name in names}
 
 

@@ -19,7 +19,7 @@ import json
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -124,46 +124,58 @@ class ModelManifest:
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
-def agreed_manifest(manifests: Mapping[str, ModelManifest]) -> ModelManifest:
+def agreed_manifest(manifests: Mapping[str, ModelManifest], owners: Collection[str] = ()) -> ModelManifest:
     """Return the manifest of a model of which several nodes have a copy; raises ``ModelError``.
 
     Tensors have to be equal in every byte, and files of the tokenizer or image processor where nodes have them; nodes
-    without data may lack such files. Configs are compared by their values, when a run is planned.
+    without data may lack such files. Those that are given to other nodes are the files of ``owners``, who convert rows
+    with them; of all nodes if none of these has any. Configs are compared by their values, when a run is planned.
     """
+    givers = _givers(manifests, owners)
+    if problem := _difference(manifests, givers):
+        raise problem
+    counts = Counter(manifests[node].sha256 for node in givers)
+    return max((manifests[node] for node in givers), key=lambda given: (counts[given.sha256], given.sha256))
+
+
+def odd_manifests(manifests: Mapping[str, ModelManifest], owners: Collection[str] = ()) -> dict[str, ModelError]:
+    """Return the nodes with another model than more than half of all, each with what differs.
+
+    Empty if all agree, or no model is that of more than half. ``owners`` as for ``agreed_manifest``.
+    """
+    givers = _givers(manifests, owners)
+    for node in sorted(manifests):
+        pairs = {other: {name: manifests[name] for name in {node, other}} for other in manifests}
+        odd = {other: problem for other, pair in pairs.items() if (problem := _difference(pair, givers)) is not None}
+        if 2 * len(odd) < len(manifests):
+            return odd
+    return {}
+
+
+def _givers(manifests: Mapping[str, ModelManifest], owners: Collection[str]) -> Collection[str]:
+    """Return the nodes whose files beside the weights may be given to others."""
+    with_files = [node for node, manifest in manifests.items() if len(manifest.files) > 1]
+    return [node for node in with_files if node in owners] or with_files or manifests
+
+
+def _difference(manifests: Mapping[str, ModelManifest], givers: Collection[str]) -> ModelError | None:
+    """Return the first difference of the models of some nodes; ``givers`` have the same files beside the config."""
     known: dict[str, tuple[str, str]] = {}
     for node, manifest in sorted(manifests.items()):
         rows = {f"tensor {entry.name}": f"{entry.dtype} {entry.shape} {entry.sha256}" for entry in manifest.tensors}
         missing = known and sorted({name for name in known if name.startswith("tensor ")} ^ rows.keys())
         rows |= {entry.name: entry.sha256 for entry in manifest.files if entry.name != CONFIG_FILE}
+        if node in givers:
+            rows["the list of files beside the weights"] = " ".join(entry.name for entry in manifest.files)
         differing = missing or [name for name, row in rows.items() if known.get(name, (node, row))[1] != row]
         if differing:
             other = known.get(differing[0], next(iter(known.values())))[0]
-            raise ModelError(
+            return ModelError(
                 f"nodes {other} and {node} have different models: {differing[0]} is not the same; put the same folder "
                 "on both (model.path, or ringtune node --model)"
             )
         known |= {name: (node, row) for name, row in rows.items() if name not in known}
-    return max(manifests.values(), key=lambda manifest: (len(manifest.files), manifest.sha256))
-
-
-def odd_manifests(manifests: Mapping[str, ModelManifest]) -> dict[str, ModelError]:
-    """Return the nodes with another model than more than half of all, each with what differs.
-
-    Empty if all agree, or no model is that of more than half.
-    """
-
-    def difference(node: str, other: str) -> ModelError | None:
-        try:
-            agreed_manifest({name: manifests[name] for name in {node, other}})
-        except ModelError as error:
-            return error
-        return None
-
-    for node in sorted(manifests):
-        odd = {other: problem for other in manifests if (problem := difference(node, other)) is not None}
-        if 2 * len(odd) < len(manifests):
-            return odd
-    return {}
+    return None
 
 
 def needed_files(manifest: ModelManifest, *, is_owner: bool) -> tuple[FileEntry, ...]:

@@ -84,6 +84,8 @@ class FileJoiner:
 
 
 SLOWEST_BYTES_PER_S: Final = 8 << 10
+_MAX_SMALL: Final = 1024
+_USUAL_BYTES: Final = 1 << 16
 
 
 def in_time(
@@ -95,13 +97,20 @@ def in_time(
 ) -> Iterator[control_pb2.FileChunk]:
     """Pass chunks on that arrive within ``patience_s`` of the first one, and a second more for each 8 KiB.
 
-    A sender of a byte now and then would hold its receiver as long as that waits for more. Raises ``IntegrityError``.
+    A sender of a byte now and then would hold its receiver as long as that waits for more, and one of empty chunks
+    would keep it at work: besides the last ones of files, 1,024 may have less than 64 KiB. Raises ``IntegrityError``.
     """
-    began_s, num_bytes = None, 0
+    began_s, num_bytes, num_open = None, 0, 0
     for chunk in chunks:
         began_s = now_s() if began_s is None else began_s
         num_bytes += len(chunk.chunk)
+        num_open += not chunk.last
         taken_s = now_s() - began_s
+        if num_open > _MAX_SMALL + num_bytes // _USUAL_BYTES:
+            raise IntegrityError(
+                f"{source} has sent {num_bytes:,} bytes in {num_open:,} chunks, most of them far too small; use one "
+                "version on all machines, or go on without it"
+            )
         if taken_s > patience_s + num_bytes / SLOWEST_BYTES_PER_S:
             raise IntegrityError(
                 f"{source} has sent {num_bytes:,} bytes in {taken_s:.0f} s, less than {SLOWEST_BYTES_PER_S:,} a second "

@@ -176,7 +176,7 @@ def note_sha256(path: Path, start: int, size_bytes: int, digest: str) -> None:
 
 def _remember(range_: tuple[int, ...], digest: str) -> None:
     if len(_known) >= _MAX_KNOWN:
-        _known.clear()
+        _known.pop(next(iter(_known)), None)  # the oldest: those of the present model have just been noted
     _known[range_] = digest
 
 

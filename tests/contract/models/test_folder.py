@@ -162,6 +162,20 @@ def test_base_tensors_are_the_weights_of_the_base_model(
     assert {name: info.shape for name, info in base_tensors(tmp_path, read_config(tmp_path)).items()} == wanted
 
 
+@pytest.mark.parametrize(("last", "differ"), [(0, False), (1, True)])
+def test_base_tensors_of_one_name_are_equal(tmp_path: Path, last: int, differ: bool) -> None:
+    """With and without the prefix of the model: nodes that have the files and nodes that fetch would take either."""
+    name = "encoder.layer.1.output.dense.weight"
+    content = bytearray(safetensors_bytes(bert_shapes() | {f"bert.{name}": bert_shapes()[name]}))
+    content[-1] = last
+    write_model(tmp_path, weights=bytes(content))
+    if not differ:
+        assert name in base_tensors(tmp_path, read_config(tmp_path))
+        return
+    with pytest.raises(ModelError, match=f"two tensors '{name}' that differ, one of them as '{name}'; save the model"):
+        base_tensors(tmp_path, read_config(tmp_path))
+
+
 @cases(
     ("config", "changes", "message"),
     [

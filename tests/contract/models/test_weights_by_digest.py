@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from ringtune.models.weights_by_digest import (
     ModelSource,
     Offers,
     TensorEntry,
+    agreed_manifest,
     needed_files,
     needed_tensors,
+    odd_manifests,
 )
 from tests.support.cases import cases
 from tests.support.model_folder import bert_shapes, safetensors_bytes, write_model
@@ -108,6 +111,34 @@ def test_weights_manifest_is_checked_as_a_whole() -> None:
     ]:
         with pytest.raises(IntegrityError):
             ModelManifest(tensors=tensors, files=files)
+
+
+def manifest_with(*names: str) -> ModelManifest:
+    """A manifest with these files beside the config."""
+    files = (FileEntry(name=name, nbytes=1, sha256=DIGEST) for name in ("config.json", *names))
+    return ModelManifest(tensors=(entry(),), files=tuple(sorted(files, key=lambda file: file.name)))
+
+
+def test_weights_agreement_gives_the_files_of_owners() -> None:
+    """A host that has more files than who reads rows with them would change the token ids of nodes without a copy."""
+    host, more = manifest_with("tokenizer.json"), manifest_with("added_tokens.json", "tokenizer.json")
+    bare = manifest_with()
+    manifests = {"a": host, "b": bare, "evil": more}
+    assert agreed_manifest(manifests, owners=("a", "b")) is host and not odd_manifests(manifests, owners=("a", "b"))
+    assert agreed_manifest({"a": bare, "evil": more}, owners=("a",)) is more  # who else has a tokenizer?
+    for owners in ((), ("a", "evil")):
+        with pytest.raises(ModelError, match="nodes a and evil have different models: the list of files beside"):
+            agreed_manifest(manifests, owners)
+    manifests |= {"c": host}
+    assert odd_manifests({**manifests, "d": host}).keys() == {"evil"}
+
+
+def test_weights_agreement_is_on_the_config_of_most() -> None:
+    """Else one node with another config makes nodes that fetch its manifest differ from all others."""
+    manifest = manifest_with("tokenizer.json")
+    for digest in ("0" * 64, "f" * 64):
+        other = replace(manifest, files=(replace(CONFIG, sha256=digest), *manifest.files[1:]))
+        assert agreed_manifest({"a": manifest, "b": manifest, "evil": other}) is manifest
 
 
 def test_weights_source_reads_from_an_offset(tmp_path: Path) -> None:

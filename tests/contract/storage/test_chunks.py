@@ -145,3 +145,7 @@ def test_chunks_have_to_come_at_the_slowest_rate() -> None:
         came((half, 100.0), (half, 112.1))
     with pytest.raises(IntegrityError, match="has sent 0 bytes in 10 s"):
         came((empty, 100.0), (empty, 110.1))
+    few = [*[(empty, 100.0)] * 1024, *[(FileChunk(last=True), 100.0)] * 2000, (FileChunk(chunk=bytes(1 << 16)), 100.0)]
+    assert len(came(*few)) == 3025
+    with pytest.raises(IntegrityError, match="node pi has sent 65,536 bytes in 1,026 chunks, most of them far too sm"):
+        came(*few, (empty, 100.0))

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtune.errors import IntegrityError
+from ringtune.storage import pieces
 from ringtune.storage.durable import temporary_file
 from ringtune.storage.pieces import (
     PIECE_BYTES,
@@ -149,3 +150,16 @@ def test_range_of_a_file_is_read_once_as_long_as_the_file_stays_as_it_is(tmp_pat
     assert digests() == [False, True]
     note_sha256(path, 10, 50, hashlib.sha256(CONTENT[10:60]).hexdigest())
     assert digests() == [True, False], "as it was told"
+
+
+def test_digests_that_were_noted_last_stay_where_there_are_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a node that plans from an outline would have digests of its holes, after many other models."""
+    path = tmp_path / "outline"
+    path.write_bytes(bytes(3))
+    monkeypatch.setattr(pieces, "_known", {(number,): "" for number in range(3)})
+    monkeypatch.setattr(pieces, "_MAX_KNOWN", 4)
+    for start in range(3):
+        note_sha256(path, start, 1, f"told {start}")
+    assert [file_sha256(path, start, 1) for start in range(3)] == ["told 0", "told 1", "told 2"]

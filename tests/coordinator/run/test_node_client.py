@@ -574,3 +574,19 @@ def test_manifest_that_can_not_be_read_is_of_its_sender(tmp_path: Path, monkeypa
     nodes = {"a": Inspected(write_bert(tmp_path / "m")), "c": Inspected(None)}
     (error,) = inspect_all(nodes)
     assert isinstance(error, IntegrityError) and str(error).startswith("the model of node a can't be used: ")
+
+
+def test_manifests_that_are_unusable_or_late_cost_the_other_nodes_nothing(tmp_path: Path) -> None:
+    """The sender of an unusable one leaves in place of who asks for the digest, and all have half of the time."""
+    manifest, given_s = ModelSource(write_bert(tmp_path / "m")).manifest, list[float]()
+
+    def unusable(timeout_s: float) -> ModelManifest:
+        given_s.append(timeout_s)
+        raise IntegrityError("the model of node a can't be used")
+
+    models, left_out = AgreedModel(lambda: None), list[str]()
+    models.may_leave_out((), lambda node, error: left_out.append(f"{node}: {error}"))
+    models.answered("a", unusable)
+    models.answered("b", lambda timeout_s: manifest)
+    assert models.sha256(600.0) == manifest.sha256
+    assert left_out == ["a: the model of node a can't be used"] and given_s[0] <= 300.0

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import nullcontext
+
 import pytest
 import torch
 
 from edge.checkpoint import shard_file
 from edge.model.optimizers import NamePrefixes, TrainingState, UnitOptimizers
+from edge.model.tensor_files import pieces_of
 from ringtune.config.optimizers import OPTIMIZERS
 from ringtune.errors import IntegrityError
 from ringtune.job.job import Train
@@ -98,6 +102,35 @@ def test_shard_with_factored_state_of_another_shape_is_refused() -> None:
     )
     with pytest.raises(IntegrityError, match=expected):
         holder.check(TensorFile(Pieces.of(bytes(write_tensors(state))), where="moments"))
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "problem"),
+    [
+        ("adapter/0.up", math.inf, "numbers that are not finite"),
+        ("moments/0.up/exp_avg_sq", -1.0, "below zero, or not a number"),
+        ("moments/0.up/exp_avg_sq", math.nan, "below zero, or not a number"),
+        ("moments/0.up/step", -1.0, "below zero, or not a number"),
+        ("moments/0.up/exp_avg", -1.0, ""),
+    ],
+)
+def test_state_with_numbers_that_no_training_has_is_refused(name: str, number: float, problem: str) -> None:
+    """This node would diverge with those of another one as if by its own error; a count is no integer."""
+    own = parameters(0)
+    optimizer = optimizer_of(own)
+    train(own, optimizer, "0.up")
+    state = shard_file.ShardContent(own, optimizer).state()
+    good = state.tensors()
+
+    def file(dtype: torch.dtype) -> TensorFile:
+        changed = torch.full(good[name].shape, number).to(dtype)
+        return TensorFile(write_tensors(good | {name: pieces_of(changed)}), where="a snapshot")
+
+    state.check(file(torch.float32))
+    with pytest.raises(IntegrityError, match=f"the shard has {name} .*{problem}") if problem else nullcontext():
+        state.check_numbers(file(torch.float32))
+    with pytest.raises(IntegrityError, match="expected F32"):
+        state.check(file(torch.int32))
 
 
 def test_shard_of_equal_state_is_equal_bytes() -> None:

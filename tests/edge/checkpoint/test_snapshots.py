@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from edge.checkpoint import snapshot_servicer
 from edge.checkpoint.snapshot_servicer import SnapshotServicer
 from edge.checkpoint.snapshots import FILE, SnapshotFile, SnapshotShelf, TurnSnapshots, block_digests
 from edge.checkpoint.turn_snapshots import TurnSnapshotter
@@ -152,6 +153,45 @@ def test_copies_that_end_short_are_refused(
     with pytest.raises((IntegrityError, FrameError), match=why):
         servicer._keep(iter(messages), None)
     assert (saved, kept.everything()[1]) == ([], ())
+
+
+@pytest.mark.promise("6 every wait ends")
+def test_copies_that_never_end_are_refused(kept: TurnSnapshots) -> None:
+    """Chunks without a byte, as many as there are: they would keep this node at work."""
+    empty = control_pb2.KeepChunk(run_id="run", node="a", step=4, file=control_pb2.FileChunk(path=FILE))
+    with pytest.raises(IntegrityError, match="node a has sent 0 bytes in 1,025 chunks"):
+        servicer_of(kept)._keep(itertools.repeat(empty), None)
+
+
+@pytest.mark.promise("7 bounded memory")
+def test_fetches_that_are_not_read_keep_the_content_of_four(
+    kept: TurnSnapshots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that reads none of them would hold what was kept of any number of turns; a fifth call waits."""
+    monkeypatch.setattr(snapshot_servicer, "_LOOK_S", 0.01)
+    made, access = list[int](), RunAccess("b")
+    access.place("run", PLAN, None)
+    access.audit("run", PLAN)
+
+    def audited(request: control_pb2.SnapshotRequest) -> Pieces:
+        made.append(request.cell.turn)
+        return Pieces.of(bytes(3 << 20))
+
+    servicer = SnapshotServicer(SnapshotShelf("b"), kept, access, audited=audited)
+
+    def begun(turn: int) -> Iterator[control_pb2.FileChunk]:
+        request = control_pb2.SnapshotRequest(node="a", run_id="run", is_audit=True)
+        request.cell.turn = turn
+        context = SimpleNamespace(auth_context=dict, is_active=lambda: False)
+        chunks = servicer.Fetch(request, cast(Any, context))
+        next(chunks, None)
+        return chunks
+
+    held = [begun(turn) for turn in range(5)]
+    assert made == [0, 1, 2, 3]
+    held.pop(0)
+    begun(5)
+    assert made == [0, 1, 2, 3, 5]
 
 
 @pytest.mark.promise("7 bounded memory")

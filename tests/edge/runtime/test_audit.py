@@ -604,8 +604,10 @@ def test_hand_in_that_can_not_be_worked_with_speaks_against_who_told_of_it() -> 
     sums = TensorFile(Pieces.of(work["total"]), where="it")
     bad = {name: torch.full(info.shape, float("nan"), dtype=torch.float64) for name, info in sums.infos.items()}
     work["total"] = bytes(write_tensors({name: pieces_of(tensor) for name, tensor in bad.items()}))
+    spoilt = audit.repeater("b")
     with pytest.raises(IntegrityError, match="not finite"):
-        audit.repeater("b").repeat(turn, asked.place, work, given, asked.given)
+        audit.repeat(asked.cell, asked.place, work, given, asked.given)
+    assert audit.repeater("b") is not spoilt, "what is left of a state that can't be used is not used again"
     exchanges, under = audit.recorder.exchanges(asked.cell, turn.index), dict(asked.given) | {TAG_KEY: "ab" * 32}
     failed = audit.failed(exchanges, {one.key: given[one.key] for one in exchanges if one.comes}, under)
     for key in failed.differing:

@@ -131,6 +131,27 @@ def test_vectors_refuse_a_checkpoint_of_other_layers() -> None:
             vectors.check(given, where="the shard")
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"a/count": torch.tensor(-1)},
+        {"a/count": torch.tensor(1 << 62)},
+        {"a/count": torch.tensor([1, 2])},
+        {"a/count": torch.tensor(math.nan)},
+        {"a": torch.tensor([1.0, math.nan, 0.0, 0.0])},
+        {"a": torch.ones(4, dtype=torch.int64)},
+    ],
+)
+def test_vectors_refuse_numbers_that_no_training_has(changes: dict[str, torch.Tensor]) -> None:
+    """Of another node: this one would fail with them later, as if by an error of its own."""
+    vectors = make("running", a=4)
+    vectors.next("a", torch.randn(5, 16))
+    with pytest.raises(IntegrityError, match="the blocks has a count or VeLoRA's vector of a with impossible numbers"):
+        vectors.check(vectors.tensors() | changes, where="the blocks")
+    vectors.load(vectors.tensors() | {"a": torch.ones(4, dtype=torch.float64)})
+    assert vectors.next("a", torch.randn(5, 16)).dtype is torch.float32
+
+
 def test_vectors_of_blocks_that_move_are_complete() -> None:
     """Other blocks' vectors stay; a part without a layer of its blocks is refused, and changes nothing."""
     before, after = (make("running", **{"0.down": 4, "1.down": 4, "1.up": 4}) for _ in range(2))

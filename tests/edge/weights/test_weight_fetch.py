@@ -31,6 +31,7 @@ from ringtune.errors import (
     IntegrityError,
     InterruptedRunError,
     ModelError,
+    RingTuneError,
     TrustError,
 )
 from ringtune.job.job import Job, Model
@@ -163,7 +164,7 @@ class Liar(weights_pb2_grpc.WeightsServicer):
     def __init__(self, manifest: ModelManifest, chunk: Callable[[int], weights_pb2.FetchChunk | None]) -> None:
         self._manifest = manifest
         self._chunk = chunk
-        self.asked = 0
+        self.asked, self.most = 0, 1 << 20
         self.ended = threading.Event()
 
     def Manifest(
@@ -177,7 +178,7 @@ class Liar(weights_pb2_grpc.WeightsServicer):
     ) -> Iterator[weights_pb2.FetchChunk]:
         """Whatever the test wants; None hangs."""
         self.asked += 1
-        for index, _ in enumerate(request.pieces):
+        for index, _ in enumerate(request.pieces[: self.most]):
             chunk = self._chunk(index)
             if chunk is None:
                 context.add_callback(self.ended.set)
@@ -256,6 +257,56 @@ def test_weights_fetch_leaves_a_source_that_brings_nothing(tmp_path: Path, monke
         came = sources.fetch(missing_in(cache, tensors), wanted(timeout_s=3600.0, idle_s=3600.0))
     assert came == sum(tensor.nbytes for tensor in tensors)
     assert liar.asked == 1
+
+
+@pytest.mark.promise("6 every wait ends")
+def test_weights_manifest_of_a_silent_source_has_its_share_of_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member that never answers leaves the others theirs; one that is slow alone is asked again."""
+    manifest, asked = ModelSource(write_bert(tmp_path / "m")).manifest, list[tuple[str, float]]()
+    no_answer, no_copy = DeadlineError("no answer"), ModelError("no copy")
+    answers: dict[str, list[ModelManifest | RingTuneError]] = {
+        "silent": [no_answer],
+        "lacks": [no_copy, no_copy],
+        "good": [manifest],
+        "slow": [no_answer, manifest],
+    }
+
+    def ask(self: Sources, address: str, fetch: PendingFetch, sha256: str, *, timeout_s: float) -> ModelManifest:
+        asked.append((address, timeout_s))
+        if isinstance(answer := answers[address].pop(0), ModelManifest):
+            return answer
+        raise answer
+
+    monkeypatch.setattr(Sources, "_ask", ask)
+    sources = Sources(["silent", "lacks", "good"])
+    assert sources.manifest(wanted(timeout_s=600.0), manifest.sha256) == manifest
+    assert [address for address, _ in asked] == ["silent", "lacks", "good"]
+    assert asked[0][1] <= 200.0 and sources.addresses == ("good", "silent")
+    asked.clear()
+    assert Sources(["slow", "lacks"]).manifest(wanted(timeout_s=600.0), manifest.sha256) == manifest
+    assert [address for address, _ in asked] == ["slow", "lacks", "slow"] and asked[2][1] > 400.0
+
+
+def test_weights_fetch_leaves_a_source_that_ends_its_streams_early(tmp_path: Path) -> None:
+    """A source that sends one byte a stream would be asked for all the time; a wrong byte costs one more stream."""
+    folder = write_bert(tmp_path / "m")
+    tensors = slice_of(folder, ModelSource(folder).manifest, 0)
+    right = contents_of(folder)[tensors[0].name][:1]
+    for byte in (bytes([right[0] ^ 1]), right):
+        chunk = weights_pb2.FetchChunk(piece=0, data=byte)
+        with (
+            lying(folder, {0: chunk}.get) as (liar, address),
+            serving(folder) as server,
+            Sources([address, f"127.0.0.1:{server.port}"]) as sources,
+        ):
+            liar.most = 1
+            manifest = sources.manifest(wanted(), digest(folder))
+            cache = ModelCache(tmp_path / f"cache {byte!r}", manifest, "m")
+            came = sources.fetch(missing_in(cache, tensors), wanted())
+            assert liar.asked == 1 and all(cache.tensor(tensor).is_complete() for tensor in tensors)
+            assert came == sum(tensor.nbytes for tensor in tensors) + (tensors[0].nbytes if byte != right else 0)
 
 
 @pytest.mark.promise("6 every wait ends")
@@ -480,6 +531,22 @@ def test_weights_second_run_fetches_nothing(tmp_path: Path, caplog: pytest.LogCa
         victim = next((tmp_path / "cache").rglob("weights/*/*.safetensors"))
         victim.write_bytes(victim.read_bytes()[:-1])
         assert "47 of 48 tensors were in the cache" in run(wider, "r20260101-000000-00000004")
+
+
+def test_weights_cache_torn_by_a_power_cut_is_made_whole(tmp_path: Path) -> None:
+    """Files of an earlier run with zeros in their content: the outline, and a tensor that this run does not need."""
+    folder = write_bert(tmp_path / "m")
+    with serving(folder) as server:
+        node = Node(tmp_path / "cache", server.port)
+        outline, got = node.outline() / "model.safetensors", node.folder()
+        names = json.loads((got / "model.safetensors.index.json").read_text())["weight_map"]
+        unneeded = next(got / file for name, file in names.items() if ".layer.2." in name)
+        for torn in (outline, unneeded):
+            torn.write_bytes(bytes(torn.stat().st_size))
+        assert model_facts(node.outline(), JOB) == model_facts(folder, JOB)
+        narrow = make_plan([("a", 0, 3), ("b", 3, 4)], ["a"], num_steps=2)
+        assert tensors_in(node.folder(narrow)).items() < contents_of(folder).items()
+        assert len(tensors_in(node.folder())) == len(names)
 
 
 def test_weights_of_a_file_that_changed_are_refused_by_its_name(tmp_path: Path) -> None:
