@@ -5,12 +5,16 @@ from __future__ import annotations
 import io
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.api.predict import RowPrediction, Summary
+from coordinator.client.follow import show_file
+from coordinator.client.run_folder import LOG
+from coordinator.client.saved_run import RunLocation
 from coordinator.run.checkpoint import CheckpointManager
 from coordinator.run.node_client import node_error
 from coordinator.run.recovery import Reports
@@ -105,8 +109,12 @@ def test_no_text_forges_a_line() -> None:
     assert said == [f"run r of {one_line(FORGED)} started"] and "\n" not in said[0]
 
 
-def test_commands_print_no_control(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a result, of a line beside it, and of names of classes, which may be those of other nodes."""
+def test_commands_print_no_control(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Of a result, of a line beside it, of a log, and of names of classes, which may be those of other nodes."""
+    (tmp_path / LOG).write_text(ESCAPES, encoding="utf-8")
+    place = RunLocation(run_id="r20260101-000000-00000000", coordinator="x", is_local=True, pid=0, local_nodes=1)
+    show_file(tmp_path, place, follow=False)
+    assert capsys.readouterr().out.replace("\n", "").isprintable()
     summary = Summary(job())
     summary.add(RowPrediction(row={}, said={"predicted": ESCAPES}))
     summary.add(RowPrediction(row={}, said={"predicted": FORGED}))
