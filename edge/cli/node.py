@@ -190,7 +190,7 @@ def _tell_joined(given: AgentOptions, address: str) -> None:
     import json
 
     told = {"event": "joined", "node": given.name, "address": address, "coordinator": given.coordinator}
-    typer.echo(json.dumps(told))
+    options.echo(json.dumps(told))
 
 
 def main() -> int:
