@@ -293,7 +293,8 @@ def read_rows(path: Path, task: str, data: Data, *, is_own: bool = False) -> Row
     ``is_own``: whether messages stay with the owner of the file.
     """
     account = account_of(path, data, is_own=is_own)
-    rows = list(task_rows(path, task, data, account, is_whole=False))
+    # other columns are not kept: a short row has empty ones for all columns of the header
+    rows = [row._replace(record=(row.record[0], {})) for row in task_rows(path, task, data, account, is_whole=False)]
     account.check()
     if not rows:
         left_out = "; ".join(account.lines_left_out())
