@@ -86,6 +86,8 @@ NO_PICTURE: Final = "files that are no pictures"
 NO_CLASS: Final = "pictures that lie in no folder of a class, or deeper than it"
 FRAMES: Final = "further frames of moving pictures and pages of documents, of which the first is taken"
 _MOVING: Final = ("GIF", "PNG", "TIFF", "WEBP")
+_FORMATS: Final = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+"""What a picture may be, whatever its suffix; for EPS, Pillow starts Ghostscript, which runs the file as a program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,7 @@ def list_pictures(folder: Path, *, has_classes: bool = True) -> PictureFolder:
             left_out[HIDDEN] += 1
             continue
         suffixes[file.suffix.lower() or "no suffix"] += 1
-        if file.suffix.lower() not in PICTURES or file.is_fifo():  # which would wait for a writer
+        if file.suffix.lower() not in PICTURES or (file.exists() and not file.is_file()):  # a pipe, or a terminal
             left_out[NO_PICTURE] += 1
         elif has_classes and len(parts) != 2:
             left_out[NO_CLASS] += 1
@@ -153,7 +155,9 @@ def opened_picture(path: Path, content: bytes = b"") -> Iterator[Any]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", library.DecompressionBombWarning)
-            with library.open(io.BytesIO(content) if content else path) as picture:
+            library.init()
+            formats = [name for name in _FORMATS if name in library.OPEN]
+            with library.open(io.BytesIO(content) if content else path, formats=formats) as picture:
                 yield picture
     except library.DecompressionBombError as error:
         raise DataError(f"{path} is too large a picture ({error}); scale it down or remove it") from error

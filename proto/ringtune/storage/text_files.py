@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, TextIO, cast
 
 from ringtune.errors import DataError
-from ringtune.storage.strict import is_lfs_pointer, pointer_advice
+from ringtune.storage.strict import is_lfs_pointer, pointer_advice, regular
 
 AUTO: Final = "auto"
 MAX_ROW_BYTES: Final = 1 << 26
@@ -153,7 +153,7 @@ def is_encoding(name: str) -> bool:
 def _opened(path: Path) -> Iterator[io.BufferedIOBase]:
     suffix = path.suffix.lower()
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=regular) as file:
             if suffix in PACKED:
                 is_zstd = suffix == _ZSTD
                 unpacked = _unpacked_zstd(path, file) if is_zstd else gzip.GzipFile(fileobj=_Gzipped(file.raw))
