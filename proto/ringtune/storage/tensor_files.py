@@ -41,6 +41,9 @@ MAX_HEADER_BYTES = 10_000_000
 ALIGNMENT: Final = 64
 """Bytes: tensors begin at a multiple of this in memory, and the data do in files that are written here."""
 
+MAX_NAME: Final = 1024
+"""Most characters of a tensor's name: names are searched by expressions, in a time that grows with their square."""
+
 _MAX_AXES: Final = 32
 _MAX_NUMBER: Final = 1 << 62
 _MAX_TOLD: Final = 300
@@ -177,6 +180,10 @@ def _main(arguments: Sequence[str]) -> None:
 
 
 def _tensor(where: str, name: str, entry: Any, start: int) -> TensorInfo:
+    if len(name) > MAX_NAME:
+        raise _damaged(
+            where, f"the name {shown(name)} has {len(name):,} characters, a tensor's has {MAX_NAME:,} at most"
+        )
     try:
         dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
         numbers = [*shape, begin, end]

@@ -43,8 +43,9 @@ _MARKS: Final = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
+_ZIP: Final = b"PK\x03\x04"
 _FORMATS: Final = (
-    (b"PK\x03\x04", "a zip archive or a spreadsheet (.xlsx)"),
+    (_ZIP, "a zip archive or a spreadsheet (.xlsx)"),
     (b"PAR1", "a Parquet file"),
     (b"ARROW1", "an Arrow file"),
     (b"\x28\xb5\x2f\xfd", "a zstd archive"),
@@ -126,6 +127,12 @@ def read_text(path: Path, encoding: str = AUTO) -> tuple[str, str]:
     form = text_form(path, encoding)
     with opened_text(path, form) as file:
         return file.read().replace("\r\n", "\n").replace("\r", "\n"), form.note
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a file begins as a zip archive."""
+    with open(path, "rb", opener=regular) as file:
+        return file.read(len(_ZIP)) == _ZIP
 
 
 def check_archive(path: Path, remedy: str, *, most_bytes: int = MAX_BYTES, factor: int = MAX_FACTOR) -> None:

@@ -21,7 +21,7 @@ from ringtune.job.job import load_job, parse_job
 from ringtune.models.folder import read_headers
 from ringtune.storage.gguf import is_gguf, read_gguf_header
 from ringtune.storage.pieces import FilePieces
-from ringtune.storage.strict import read_given, read_json
+from ringtune.storage.strict import MAX_JSON_BYTES, read_given, read_json
 from ringtune.storage.tensor_files import read_safetensors_header
 from tests.support.cases import cases
 
@@ -86,6 +86,14 @@ def test_pipe_in_the_place_of_weights_is_refused_at_once(tmp_path: Path) -> None
             list(FilePieces(path))
     with pytest.raises(ModelError, match=r"a\.safetensors: it is a pipe or device, no file"):
         read_headers(tmp_path)
+
+
+def test_json_of_very_many_bytes_is_not_read(tmp_path: Path) -> None:
+    """As values it would take thirty times as much memory."""
+    with (path := tmp_path / "long.json").open("wb") as file:
+        file.truncate(MAX_JSON_BYTES + 1)
+    with pytest.raises(OSError, match="it has more than 134,217,728 bytes"):
+        read_json(path)
 
 
 def test_json_that_is_nested_too_deeply_is_no_json(tmp_path: Path) -> None:
