@@ -215,6 +215,9 @@ def count_users(train: Iterable[tuple[str, int]], evaluation: Iterable[tuple[str
 
 PLAIN_TEXT: Final = ".txt"
 
+MAX_ANSWERS: Final = 4096
+"""Most answers to a question: each is searched in the whole context."""
+
 NO_ANSWER: Final = "questions without an answer"
 NOT_IN_CONTEXT: Final = "questions whose answer is not in their context"
 
@@ -499,6 +502,8 @@ def _answers(record: Record, column: str) -> tuple[tuple[str, ...], tuple[int, .
     starts = [starts] if isinstance(starts, int) else starts
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise RowError(Problem(f"column {column!r} is no answer", "give a text or a list of texts"))
+    if len(texts) > MAX_ANSWERS:
+        raise RowError(Problem(f"column {column!r} has more than {MAX_ANSWERS:,} answers", "keep the first ones"))
     if starts is None:
         starts = [-1] * len(texts)
     if not isinstance(starts, list) or [type(start) for start in starts] != [int] * len(texts):
