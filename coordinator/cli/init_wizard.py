@@ -57,7 +57,7 @@ from ringtune.models.tokenizer import require_tokenizer
 from ringtune.options import echo
 from ringtune.schedule.batches import hold_out
 from ringtune.storage.arrow_files import PICTURES, arrow_header, is_arrow, split_paths
-from ringtune.storage.strict import read_json
+from ringtune.storage.strict import read_json, regular
 from ringtune.storage.tables import CONLL_SUFFIXES, TABLE_SUFFIXES, RowAccount, is_conll, row_place, tagged_rows
 from ringtune.storage.text_files import form_suffix, read_text, resolved
 from ringtune.texts import counted, inert, listed
@@ -435,8 +435,11 @@ def _has_rows(path: Path) -> bool:
     if path.is_dir():
         return is_arrow(path) or any(file.suffix.lower() in PICTURES for file in path.glob("*/*"))
     if path.suffix.lower() == ".json":  # most of these are settings
-        with path.open("rb") as file:
-            return file.read(_FIRST_BYTES).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+        try:
+            with open(path, "rb", opener=regular) as file:
+                return file.read(_FIRST_BYTES).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+        except OSError:
+            return False
     return form_suffix(path) in ROWS and path.name.lower() not in _NO_ROWS
 
 
