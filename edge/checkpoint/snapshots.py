@@ -9,7 +9,6 @@ turn ends, and never changes; after the loss of a node the others resume from th
 
 from __future__ import annotations
 
-import hashlib
 import json
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -312,11 +311,6 @@ def block_digests(file: Pieces) -> dict[int, str]:
     for name in tensors.infos:
         blocks.setdefault(block_of(name), {})[name] = tensors.tensor(name)
     return {block: tensors_digest(block_tensors) for block, block_tensors in blocks.items()}
-
-
-def head_digest(head: bytes) -> str:
-    """Return the SHA-256, hex, of a head as it is copied."""
-    return hashlib.sha256(head).hexdigest()
 
 
 def block_of(name: str) -> int:
