@@ -252,14 +252,10 @@ class Register:
         authority, also later.
         """
         with self._transaction() as database:
-            removal = _removal_of(database, caller.party)
-            row = database.execute(
-                "SELECT removed, sha256 FROM certificates WHERE serial = ?", (caller.serial,)
-            ).fetchone()
-            reason = removal.reason if caller.generation < removal.generation else row and row[0]
-            if reason:
+            if reason := Removals([_removal_of(database, caller.party)]).refusal(caller):
                 raise TrustError(f"the certificate of {caller.party} is refused: {reason}; join with a new token")
-            is_known = row is not None and row[1] == caller.sha256
+            row = database.execute("SELECT sha256 FROM certificates WHERE serial = ?", (caller.serial,)).fetchone()
+            is_known = row == (caller.sha256,)
             _forget_expired(database, now_unix_s)
             pem = issue()
             if not is_known and facts_of(pem).authority != caller.authority:

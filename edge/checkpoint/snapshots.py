@@ -9,7 +9,6 @@ turn ends, and never changes; after the loss of a node the others resume from th
 
 from __future__ import annotations
 
-import hashlib
 import json
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -319,11 +318,6 @@ def shard_digests(shard: Pieces, head_unit: int) -> dict[int, str]:
     digests = {block: sha256 for block, sha256 in block_digests(shard).items() if block >= 0}
     file = TensorFile(shard, where="a shard")
     return digests | ({head_unit: file.tensor(HEAD).data.sha256()} if HEAD in file.infos else {})
-
-
-def head_digest(head: bytes) -> str:
-    """Return the SHA-256, hex, of a head as it is copied."""
-    return hashlib.sha256(head).hexdigest()
 
 
 def block_of(name: str) -> int:

@@ -16,7 +16,7 @@ import pytest
 
 from edge.checkpoint.retention import FinishedRun, RetentionLimits
 from edge.checkpoint.shard_saver import Saver, ShardRequest, check_shards, open_saver
-from edge.checkpoint.snapshots import SnapshotFile, block_digests, head_digest, shard_digests
+from edge.checkpoint.snapshots import SnapshotFile, block_digests, shard_digests
 from edge.checkpoint.state_folder import (
     RunShards,
     StateFolder,
@@ -523,7 +523,7 @@ def test_units_of_a_shard_have_the_digests_of_their_parts(parts: RunShards) -> N
     for block in (1, 2):
         part = parts.part(4, RUN_OF_PARTS, block, block + 1, sha256=shard.sha256)
         assert block_digests(part) == {block: told.pop(block)}
-    assert told == {4: head_digest(bytes(parts.head(4, RUN_OF_PARTS, sha256=shard.sha256)))}
+    assert told == {4: parts.head(4, RUN_OF_PARTS, sha256=shard.sha256).sha256()}
 
 
 def test_turns_of_a_lost_run_are_saved_in_place_of_those_before(tmp_path: Path) -> None:
