@@ -36,7 +36,7 @@ from ringtune.storage.pieces import FilePieces
 from ringtune.storage.strict import read_object
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, tensors_digest
 from ringtune.techniques.audit import LEDGER, blocks_with_state, state_digest
-from ringtune.texts import printable, shown
+from ringtune.texts import one_line, shown
 from ringtune.transport.parties import find_user_trust, node_party
 
 _MAX_PROBLEMS: Final = 1000
@@ -391,7 +391,7 @@ def sentences(ledger: CheckedLedger) -> Iterator[str]:
         f"{turns:,} turns of steps {ledger.figures['first']:,} to {ledger.figures['last']:,}, {says:,} statements, "
         f"{signed:,} of them signed; {drawn:,} micro-batches were drawn and repeated by other hosts"
     )
-    yield from (printable(line).replace("\n", r"\n") for line in (*ledger.facts, *ledger.problems))
+    yield from map(one_line, (*ledger.facts, *ledger.problems))
     yield (
         "not shown: that what was not drawn was computed rightly; what an owner says of its rows, embedding and loss; "
         "that the result has the head of the last owner"

@@ -25,6 +25,7 @@ from ringtune.models.result_files import HEAD_FILE, INTERFACE_FILE, has_trained_
 from ringtune.models.text_towers import LOADER, is_tower, text_values
 from ringtune.models.tokenizer import read_settings_table
 from ringtune.quantities import format_seconds
+from ringtune.texts import inert
 
 OURS: Final = "ringtune"
 """Library of an adapter that AdapterHub's does not load."""
@@ -427,4 +428,4 @@ def _table(titles: tuple[str, str], rows: list[tuple[str, object]]) -> str:
 
 def _cell(value: object) -> str:
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    return " ".join(text.replace("|", "\\|").split())
+    return inert(" ".join(text.replace("|", "\\|").split()))

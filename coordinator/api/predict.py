@@ -51,7 +51,7 @@ from ringtune.storage.arrow_files import is_arrow
 from ringtune.storage.durable import check_writable, put_other_aside, replacing, storage_errors, write_durably
 from ringtune.storage.text_files import read_text, resolved
 from ringtune.techniques.generation import MAX_ROWS, GenerationSettings
-from ringtune.texts import counted, inert
+from ringtune.texts import counted, inert, visible
 
 
 class RowPrediction(NamedTuple):
@@ -406,7 +406,7 @@ class Summary:
 
     def lines(self) -> Iterable[str]:
         """Yield the counts in words."""
-        names = ", ".join(f"{count:,} {name}" for name, count in sorted(self._names.items()))
+        names = ", ".join(f"{count:,} {visible(name)}" for name, count in sorted(self._names.items()))
         yield counted(self._rows, "row") + (f": {names}" if self._column else "")
         if self._ended_at_once:
             yield f"{self._ended_at_once:,} of them got an empty text: the model's first token was that of the end"

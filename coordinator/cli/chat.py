@@ -56,14 +56,14 @@ def chat(
         with WaitNotice(f"loading the model of {folder}"):
             stack.enter_context(process)
         for line in process.ready.lines():
-            typer.echo(line, err=True)
+            options.echo(line, err=True)
         talk = ChatSession(process, how, system, show=_nothing if json else _show)
         for line in _typed() if is_terminal else _piped():
             said = talk.take(line, is_lenient=is_terminal)
             if said is None:
                 return
             if json and said:
-                typer.echo(json_module.dumps({"event": "answer", **said}))
+                options.echo(json_module.dumps({"event": "answer", **said}))
 
 
 class ChatSession:
@@ -150,7 +150,7 @@ class ChatSession:
         return answer
 
     def _tell(self, text: str) -> None:
-        typer.echo(f"({text})", err=True)
+        options.echo(f"({text})", err=True)
 
 
 def _end(*_: object) -> None:
@@ -175,7 +175,7 @@ def _typed() -> Iterator[str]:
 
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - input() then edits lines
-    typer.echo("/reset begins a new conversation, Ctrl-C stops an answer, Ctrl-D ends", err=True)
+    options.echo("/reset begins a new conversation, Ctrl-C stops an answer, Ctrl-D ends", err=True)
     while True:
         try:
             yield input("> ")

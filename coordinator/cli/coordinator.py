@@ -333,8 +333,8 @@ def coordinator(
                 if ending.by_ctrl_c:
                     raise InterruptedRunError("stopped by Ctrl-C")
                 return
-            if keeper is not None and (warning := keeper.begin_to_act()):
-                progress.note(warning)
+        if keeper is not None and (warning := keeper.begin_to_act()):
+            progress.note(warning)
         server = after.enter_context(
             CoordinatorServer(
                 bind, lease_s=lease_s, insecure=insecure, keeper=keeper, join_port=join_port, before=keep_runs

@@ -69,7 +69,7 @@ def evaluate(
     from coordinator.screen.tables import class_lines
     from ringtune.errors import UsageError
 
-    tell = functools.partial(typer.echo, err=True)
+    tell = functools.partial(options.echo, err=True)
     if harness or harness_data is not None or apply_chat_template:
         from coordinator.api.evaluation import harness as measured
         from coordinator.api.evaluation import lines_of

@@ -54,12 +54,13 @@ from ringtune.models.family import (
 from ringtune.models.folder import CONFIG_FILE, base_tensors, check_files, has_tower, model_dimensions, read_config
 from ringtune.models.text_towers import TEXT_ONLY
 from ringtune.models.tokenizer import require_tokenizer
+from ringtune.options import echo
 from ringtune.schedule.batches import hold_out
 from ringtune.storage.arrow_files import PICTURES, arrow_header, is_arrow, split_paths
-from ringtune.storage.strict import read_json
+from ringtune.storage.strict import read_json, regular
 from ringtune.storage.tables import CONLL_SUFFIXES, TABLE_SUFFIXES, RowAccount, is_conll, row_place, tagged_rows
 from ringtune.storage.text_files import form_suffix, read_text, resolved
-from ringtune.texts import counted, listed
+from ringtune.texts import counted, inert, listed
 
 MAX_QUESTIONS: Final = 5
 
@@ -86,18 +87,24 @@ class TerminalPrompt(DefaultAnswers):
         """Ask until the answer is one of the choices."""
         among = f" ({', '.join(choices)})" if choices else ""
         while True:
-            answer = str(typer.prompt(f"{question}{among}", default=default, err=True)).strip()
+            answer = _prompt(f"{question}{among}", default)
             if not choices or answer in choices:
                 return answer
-            typer.echo(f"{answer!r} is none of {', '.join(choices)}", err=True)
+            echo(f"{answer!r} is none of {', '.join(choices)}", err=True)
 
     def place(self, question: str, find: Callable[[], str]) -> str:
         """Ask for a path; if ``find`` fails, show its error and ask without a default."""
         try:
-            return str(typer.prompt(question, default=find(), err=True)).strip()
+            return _prompt(question, find())
         except InvalidInputError as error:
-            typer.echo(str(error), err=True)
-            return str(typer.prompt(question, err=True)).strip()
+            echo(str(error), err=True)
+            return _prompt(question)
+
+
+def _prompt(question: str, default: str | None = None) -> str:
+    """Ask on standard error; a terminal obeys nothing in the question and the default, which have names of columns."""
+    text = question if default is None else f"{question} [{default}]"
+    return str(typer.prompt(inert(text), default=default, show_default=False, err=True)).strip()
 
 
 LENGTHS: Final = {"quick": 0.5, "normal": 1.0, "thorough": 2.5}
@@ -428,8 +435,11 @@ def _has_rows(path: Path) -> bool:
     if path.is_dir():
         return is_arrow(path) or any(file.suffix.lower() in PICTURES for file in path.glob("*/*"))
     if path.suffix.lower() == ".json":  # most of these are settings
-        with path.open("rb") as file:
-            return file.read(_FIRST_BYTES).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+        try:
+            with open(path, "rb", opener=regular) as file:
+                return file.read(_FIRST_BYTES).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+        except OSError:
+            return False
     return form_suffix(path) in ROWS and path.name.lower() not in _NO_ROWS
 
 

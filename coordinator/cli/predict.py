@@ -79,14 +79,14 @@ def predict(
         coordinator=coordinator,
         join_s=join_s,
         insecure=insecure,
-        tell=functools.partial(typer.echo, err=True),
+        tell=functools.partial(options.echo, err=True),
         take=take,
     )
     if json:
         written = {"file": str(save)} if save else {}
-        typer.echo(json_module.dumps({"event": "predicted", **written, **summary.to_json()}))
+        options.echo(json_module.dumps({"event": "predicted", **written, **summary.to_json()}))
         return
     for line in summary.lines():
-        typer.echo(line, err=save is None)
+        options.echo(line, err=save is None)
     if save is not None:
-        typer.echo(f"wrote {save}")
+        options.echo(f"wrote {save}")

@@ -94,7 +94,7 @@ def fetch(
     with named.connect(insecure=insecure) as client:
         record = kept_record(client, named.run_id)
         target = out or named.folder or Path(named.run_id or record.run_id)
-        say = (lambda line: None) if json else typer.echo
+        say = (lambda line: None) if json else options.echo
         fetch_run(client, record, target, replace=replace or target == named.folder, say=say)
     line = f"run {record.run_id} ({record.state}, {record.steps_done} steps) is in {target}"
     options.show({"event": "fetched", **dataclasses.asdict(record), "out": str(target)}, [line], as_json=json)

@@ -60,13 +60,13 @@ def serve(
         url = f"http://{reachable_address(server.address, machine_address() or 'localhost')}/v1"
         shown_token = {"token": secret} if secret and token is None else {}
         if json:
-            typer.echo(json_module.dumps({"event": "serving", "url": url, "model": name, **shown_token}))
+            options.echo(json_module.dumps({"event": "serving", "url": url, "model": name, **shown_token}))
         else:
             lines = [*process.ready.lines(), f"model {name!r} at {url}, one request at a time; Ctrl-C ends it"]
             lines += [f"token: {secret}"] if shown_token else []
             if not is_loopback(bind):
                 lines.append("plain HTTP: who can listen on that network can read it; an SSH tunnel hides it")
-            typer.echo("\n".join(lines))
+            options.echo("\n".join(lines))
         sys.stdout.flush()  # a reader of the pipe waits for the address
         while not ending.wait():
             if server.lost is not None:

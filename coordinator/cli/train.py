@@ -83,7 +83,7 @@ def train(
         face = api.RunDisplay(
             show=lambda: make_progress(as_json=json),
             resume_hint=lambda step: resume_hint(step, _typed(sys.argv[1:], job, folder, local)),
-            say=str if json else typer.echo,
+            say=str if json else options.echo,
             words=sys.argv[1:],
         )
         run = typed(api.train)(

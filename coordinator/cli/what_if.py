@@ -123,7 +123,7 @@ def what_if(
             watch=watch,
         )
     if comparison.job_changed and not json:
-        typer.echo(f"{replan} is not the job of the run: {difference_text(comparison.job_changed)}")
+        options.echo(f"{replan} is not the job of the run: {difference_text(comparison.job_changed)}")
     told = {"job_changed": {name: list(values) for name, values in comparison.job_changed.items()}} if replan else {}
     if sweep:
         _show_sweep(comparison, {"is_complete": not missing}, told, csv=csv, plot=plot, json=json)

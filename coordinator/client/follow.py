@@ -32,6 +32,7 @@ from ringtune.job.job import Job, parse_job
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from ringtune.storage.strict import read_object
+from ringtune.texts import inert
 from ringtune.v1 import control_pb2
 
 
@@ -322,7 +323,7 @@ def show_file(folder: Path, place: RunLocation, *, follow: bool) -> None:
         while True:
             goes_on = follow and is_running(place.pid)
             while piece := file.read(_PIECE_BYTES):
-                sys.stdout.write(piece)
+                sys.stdout.write(inert(piece))  # the folder may be of another machine
                 sys.stdout.flush()
             if not goes_on:
                 return

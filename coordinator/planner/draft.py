@@ -149,6 +149,12 @@ def nearest_chain(first: N, nodes: Iterable[N], seconds: Callable[[N, N], float]
     return chain
 
 
-def racks_of(nodes: Iterable[NodeFacts]) -> tuple[Rack, ...]:
-    """Return the racks of nodes, sorted, for the places of numbered copies."""
-    return tuple(sorted(Rack(node.node, node.rack) for node in nodes if node.rack))
+def racks_of(nodes: Iterable[NodeFacts], num_copies: int, before: Iterable[Rack] = ()) -> tuple[Rack, ...]:
+    """Return the racks of nodes, and those of ``before``, sorted, for the places of copies.
+
+    There are none where copies have no number and racks decide nothing: all nodes share one, or no two do.
+    """
+    places = dict(before) | {node.node: node.rack for node in nodes}
+    apart = {rack or f"/{node}" for node, rack in places.items()}
+    decide = num_copies or 1 < len(apart) < len(places)
+    return tuple(Rack(node, rack) for node, rack in sorted(places.items()) if rack) if decide else ()

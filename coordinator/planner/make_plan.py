@@ -474,7 +474,7 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
         state_on_disk=job.keeps_state_on_disk,
         copies=has_copies,
         num_copies=job.recovery.num_copies if has_copies else 0,
-        racks=racks_of(nodes) if has_copies and job.recovery.num_copies else (),
+        racks=racks_of(nodes, job.recovery.num_copies) if has_copies else (),
         helper_of=named_helpers(job.offload, [node.node for node in nodes]),
         helper_settings=job.offload.helper_settings,
     ).of_job(job)

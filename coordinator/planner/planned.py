@@ -30,6 +30,7 @@ from ringtune.quantities import format_bytes, format_seconds
 from ringtune.schedule.access import HEADER_BYTES, CopyBytes
 from ringtune.schedule.course import Course
 from ringtune.schedule.migration import copy_holders, shared_racks, stay_reason
+from ringtune.schedule.placement import Rack
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.units import EMBEDDING
 from ringtune.techniques import TECHNIQUES
@@ -280,7 +281,7 @@ def with_copies(job: Job, planned: Planned, facts: Mapping[str, NodeFacts], fitt
     """
     plan, course, is_needed = planned.plan, planned.plan.course, job.needs_copies
     if (job.recovery.copies == NONE and not is_needed) or not course.num_steps:
-        return _as_said(planned, fitting, copies=False)
+        return _uncopied(planned, fitting)
     if is_full := course.method.full_parameters:
         what = "checkpoints can't be copied to the next host"
         why = "" if course.checkpoint_every else "train.checkpoint_every = 0, so there are none"
@@ -290,7 +291,7 @@ def with_copies(job: Job, planned: Planned, facts: Mapping[str, NodeFacts], fitt
         raise PlanError(f"{what}: {why}; set recovery.copies = 'none'")
     has_other_owners = not is_full and job.recovery.owners == SKIP_OWNER and len(course.owners) > 1
     if len(plan.placement.members) == 1 and not is_needed and not has_other_owners:
-        return _as_said(planned, fitting, copies=False)
+        return _uncopied(planned, fitting)
     if why:
         return _without(job, planned, facts, fitting, why)
     try:
@@ -348,18 +349,30 @@ def copies_line(plan: Plan, memory: Mapping[str, MemoryEstimate]) -> list[str]:
     return [f"hosts keep copies of the last turns in memory, to continue without a lost one: {each or 'nothing'}"]
 
 
-def _as_said(planned: Planned, fitting: Fitting, *, copies: bool) -> Planned:
-    if all(placement.copies == copies for placement in planned.plan.placements):
+def _uncopied(planned: Planned, fitting: Fitting) -> Planned:
+    if not any(placement.copies for placement in planned.plan.placements):
         return planned
-    return planned.moved_to(planned.plan.with_copies(copies), fitting)
+    return planned.moved_to(planned.plan.with_copies(False), fitting)
+
+
+def _copied(planned: Planned, fitting: Fitting, number: int, racks: tuple[Rack, ...]) -> Planned:
+    plan = planned.plan.with_copies(True, number, racks)
+    return planned if plan == planned.plan else planned.moved_to(plan, fitting)
 
 
 def _numbered(job: Job, planned: Planned, facts: Mapping[str, NodeFacts], fitting: Fitting) -> Planned:
-    """Return a plan with the copies that its job requires, and the nodes without places for so many."""
-    if not (number := job.recovery.num_copies):
-        return _as_said(planned, fitting, copies=True)
-    plan = planned.plan.with_copies(True, number, racks_of(facts[node] for node in sorted(facts)))
-    copied = planned if plan == planned.plan else planned.moved_to(plan, fitting)
+    """Return a plan with the copies that its job requires, on other racks, and the nodes without places for so many."""
+    number = job.recovery.num_copies
+    racks = racks_of(facts.values(), number)
+    try:
+        copied = _copied(planned, fitting, number, racks)
+    except (CapacityError, StorageError):
+        if number or not racks:
+            raise
+        copied = _copied(planned, fitting, 0, ())  # the next host may have room where that on another rack has none
+    if not number:
+        return copied
+    plan = copied.plan
     few = dict.fromkeys(node for placement in plan.placements for node in shared_racks(plan.course, placement))
     if not few:
         return copied
@@ -378,7 +391,7 @@ def _without(job: Job, planned: Planned, facts: Mapping[str, NodeFacts], fitting
     kind, each = ("checkpoints", "checkpoint") if course.method.full_parameters else ("trained blocks", "turn")
     can_resume = "; the run can be resumed from checkpoints on the disks" * bool(course.checkpoint_every)
     said = f"no copies of {kind} are kept, {format_bytes(most)} a {each} at most: {why}{can_resume}"
-    return dataclasses.replace(_as_said(planned, fitting, copies=False), left_out=(*planned.left_out, said))
+    return dataclasses.replace(_uncopied(planned, fitting), left_out=(*planned.left_out, said))
 
 
 def with_techniques(job: Job, planned: Planned, fitting: Fitting) -> Planned:

@@ -73,9 +73,7 @@ def placed_without(
 
 def _racks(placement: Placement, profile: Profile) -> tuple[Rack, ...]:
     """Return the racks of a placement, with those of nodes that have joined since."""
-    if not placement.num_copies:
-        return ()
-    return tuple(map(Rack._make, sorted((dict(placement.racks) | dict(racks_of(profile.nodes))).items())))
+    return racks_of(profile.nodes, placement.num_copies, placement.racks) if placement.copies else ()
 
 
 def _are_whole(course: Course, helpers: Sequence[Helper]) -> bool:

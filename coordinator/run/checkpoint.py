@@ -19,6 +19,7 @@ and is there again: its turns count from that step on.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Mapping, Sequence, Set
 from typing import Final, NamedTuple
@@ -43,6 +44,7 @@ from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import collected_blocks
 from ringtune.schedule.turns import StartPoint
+from ringtune.techniques.replicas import CopyDigest
 from ringtune.v1 import control_pb2
 
 
@@ -280,6 +282,14 @@ class ResumeChooser:
             )
 
 
+def _saved_alone(plan: Plan, node: str, holder: str) -> set[int]:
+    """Return the units that are as trained in the shard of ``node``: its blocks without a helper, and the head."""
+    piece, trainer_of = plan.slice_of(node), plan.placement.trainer_of
+    return {block for block in range(piece.start, piece.stop) if trainer_of(block) == node} | (
+        {plan.course.head} if node == holder else set()
+    )
+
+
 _MAX_PARTS: Final = 4096
 """Most files beside the shards of a run on one disk: copies of some hundred nodes at the ends of eight turns."""
 _MAX_PART_BLOCKS: Final = 1 << 16
@@ -315,7 +325,7 @@ class CheckpointManager:
         self._chosen: ResumePoint | None = None
         self._passed_over: tuple[str, ...] = ()
         self._model_digest = ""
-        self._saved: dict[str, dict[int, Shard]] = {}  # by node and step
+        self._saved: dict[str, dict[int, tuple[Shard, dict[int, str]]]] = {}  # by node and step, with digests of units
         self._noted: int | None = None
         self._newest_step: int | None = None
         self._best_steps = dict[int, int]()  # by step of the checkpoint
@@ -455,7 +465,8 @@ class CheckpointManager:
         """Remember which shards a node has on disk; hearing of a shard twice has no further effect."""
         for entry in saved:
             shards = self._saved.setdefault(node, {})
-            shards[entry.step] = Shard(node=node, sha256=entry.sha256, size_bytes=entry.bytes)
+            units = {digest.unit: digest.sha256 for digest in entry.digests}
+            shards[entry.step] = Shard(node=node, sha256=entry.sha256, size_bytes=entry.bytes), units
             if len(shards) > _MAX_SAVED:
                 del shards[min(shards)]
 
@@ -476,8 +487,14 @@ class CheckpointManager:
     def manifest(self, plan: Plan, saved: rd.LogCheckpoint) -> CheckpointManifest:
         """Make the manifest of a checkpoint that every node of this part of the plan has saved (``unsaved``)."""
         step = self._newest_step = saved.step
-        shards = tuple(self._saved[node].pop(step) for node in plan.nodes)
-        manifest = self._manifest(plan, saved, shards, saved.operations)
+        shards, digests = list[Shard](), dict[int, str]()
+        for node in plan.nodes:
+            shard, units = self._saved[node].pop(step)
+            shards.append(shard)
+            digests |= {unit: units[unit] for unit in _saved_alone(plan, node, saved.holder) if unit in units}
+        digests |= dict(saved.digests)
+        saved = saved._replace(digests=tuple(itertools.starmap(CopyDigest, sorted(digests.items()))))
+        manifest = self._manifest(plan, saved, tuple(shards), saved.operations)
         self._note_best(manifest)
         return manifest
 

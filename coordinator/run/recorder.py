@@ -25,7 +25,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn, item_of, microbatch_rows
 from ringtune.techniques.audit import LEDGER
 from ringtune.techniques.operations import chosen_entry
-from ringtune.texts import RepeatCounter, printable, times
+from ringtune.texts import RepeatCounter, one_line, times
 from ringtune.v1 import control_pb2
 
 _LOG = logging.getLogger(__name__)
@@ -175,7 +175,7 @@ class RunRecorder:
         for note in request.notes:
             self._num_notes[node] += 1
             if self._num_notes[node] <= _MAX_NOTES:
-                self._note(printable(note))
+                self._note(one_line(note))
             elif self._num_notes[node] == _MAX_NOTES + 1:
                 self._note(f"node {node} has more than {_MAX_NOTES:,} notes, left out here")
         for traffic in request.traffic:

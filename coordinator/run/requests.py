@@ -33,6 +33,8 @@ from ringtune.v1 import control_pb2
 
 _MAX_SUBMISSION: Final = 64
 _MAX_NODES: Final = 4096
+MAX_CHOICES: Final = 64
+"""Most numbers of micro-batches among which the planner may choose: each is a plan of its own."""
 
 
 class Evaluation(NamedTuple):
@@ -216,6 +218,12 @@ def run_request_from_proto(message: control_pb2.RunRequest) -> RunRequest:
             f"a run names {_MAX_NODES:,} nodes at most and a submission of {_MAX_SUBMISSION} characters, not "
             f"{len(message.nodes):,} and {len(message.submission):,}; use one version on all machines"
         )
+    microbatches, wire_dtypes = tuple(dict.fromkeys(message.microbatches)), tuple(dict.fromkeys(message.wire_dtypes))
+    if max(len(microbatches), len(wire_dtypes)) > MAX_CHOICES:
+        raise UsageError(
+            f"the planner chooses among at most {MAX_CHOICES} numbers of micro-batches, not {len(microbatches):,}, and "
+            f"as many types for the wire, not {len(wire_dtypes):,}; name fewer"
+        )
     return RunRequest(
         job=parse_job(message.job_toml, source="the submitted job"),
         plan_only=message.plan_only,
@@ -224,9 +232,9 @@ def run_request_from_proto(message: control_pb2.RunRequest) -> RunRequest:
         resume=Resume.parse(message.resume_json) if message.resume_json else None,
         profile=Profile.from_json(read_object(profile, "the profile")) if profile else None,
         plan=GivenPlan.from_json(read_object(plan, "the plan")) if plan else None,
-        choices=Choices(tuple(message.microbatches), tuple(message.wire_dtypes)),
+        choices=Choices(microbatches, wire_dtypes),
         submitted_by=printable(" ".join(message.submitted_by.split()), most=MAX_NAME),
         is_rehearsal=message.rehearsal,
         submission=message.submission,
-        nodes=tuple(map(check_node_name, message.nodes)),
+        nodes=tuple(dict.fromkeys(map(check_node_name, message.nodes))),
     )

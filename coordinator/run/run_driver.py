@@ -121,7 +121,6 @@ class RunWork:
             self._initial_metadata = TensorFile(request.initial, where=INITIAL_FILE).metadata
         self._policy = recovery_policy(request, awaits_nodes=awaits_nodes)
         self._rounds = state_machine_of(request, self._policy)
-        self._lost = ""
         if request.resume is not None:
             self._rounds.excluded.update(*(manifest.excluded for manifest in request.resume.manifests))
         self._checkpoints = CheckpointManager(participants.run_id, request.job, request.resume, self._rounds.excluded)
@@ -359,19 +358,8 @@ class RunWork:
     def _feed(self, event: rd.Event) -> None:
         if isinstance(event, rd.TurnChecked) and event.problem:
             self._note(f"the audit: {event.problem}")
-        failed = event.failed if isinstance(event, rd.LinkFailed) else event
-        if isinstance(failed, rd.NodeFailed):
-            ends = [node for node in (failed.lost, failed.node) if node]
-            unfit = [node for node in ends if node in self._checkpoints.taken_back]
-            if self._rounds.phase == "preparing" and unfit:
-                self._lost = unfit[0]
-            elif failed.error == PeerLostError.__name__ or (failed.lost and self._rounds.phase == "preparing"):
-                self._lost = ends[0]  # a node that can't send to another one names it too
         if isinstance(event, rd.LinkFailed) and not event.answers:
             self._reports.suspicions.died(event.failed.lost)
-        elif isinstance(event, rd.LinkFailed):
-            plan = self._require_plan().plan
-            self._lost = next((node for node in event.ends if plan.owner(node) is None), self._lost)
         for command in self._rounds.handle(event, self._participants.now_s()):
             self._carry_out(command)
 
@@ -610,21 +598,19 @@ class RunWork:
         if plan is None or not self._request.is_training:
             return None
         if not plan.course.method.full_parameters:
-            if self._checkpoints.start is None or self._rounds.has_kept:
+            if self._checkpoints.start is None or self._rounds.has_kept or not plan.goes_back:
                 return None
             step = self._checkpoints.start.step
         back = self._rounds.continues_with
         without = {node: instance for node, instance in self._participants.without.items() if node not in back}
         if not back:
-            is_lost = (
-                isinstance(failed, PeerLostError | ConnectionFailedError) or self._lost in self._checkpoints.taken_back
-            )
-            if not is_lost or self._lost not in plan.nodes:
+            lost = self._rounds.lost if self._finish is not None else ""
+            if lost not in plan.nodes:
                 return None
-            if why := checkpoint_reason(self._lost, plan, step, self._policy):
+            if why := checkpoint_reason(lost, plan, step, self._policy):
                 failed.args = (f"{failed}; {why}",)
                 return None
-            without[self._lost] = self._participants.instances[self._lost]
+            without[lost] = self._participants.instances[lost]
         if self.go_back is None:
             return None
         try:

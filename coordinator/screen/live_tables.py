@@ -21,7 +21,7 @@ from ringtune.errors import InterruptedRunError
 from ringtune.quantities import format_bytes
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.units import Units
-from ringtune.texts import printable
+from ringtune.texts import inert, printable
 from ringtune.v1 import control_pb2
 
 Cell = TypeVar("Cell")
@@ -156,7 +156,7 @@ def watch_nodes(ask: NodeSource, coordinator: str, *, as_json: bool, console: Co
                 time.sleep(INTERVAL_S)
         with Live(console=console or Console(), auto_refresh=False) as live:
             while True:
-                live.update(Text(printable("\n".join(node_table(ask(), coordinator)))), refresh=True)
+                live.update(Text(inert("\n".join(node_table(ask(), coordinator)))), refresh=True)
                 time.sleep(INTERVAL_S)
     except KeyboardInterrupt as error:
         raise InterruptedRunError("stopped by Ctrl-C") from error

@@ -28,7 +28,7 @@ from ringtune.schedule.run_shape import BY_ROWS
 from ringtune.schedule.turns import StepKind
 from ringtune.techniques import DECISION_LINES, TECHNIQUES
 from ringtune.techniques.activation_checkpointing import NONE
-from ringtune.texts import counted, listed, printable
+from ringtune.texts import counted, listed, printable, visible
 from ringtune.transport.credentials import is_encrypted
 from ringtune.transport.endpoints import is_loopback, is_wildcard, join_address, split_address
 from ringtune.transport.parties import ADMIN, VARIABLE
@@ -469,7 +469,7 @@ def _each_row(least: int, most: int) -> str:
 
 def _classes(labels: tuple[str, ...]) -> str:
     """List the first names; those with spaces at an end or invisible characters in quotes."""
-    shown = [label if label == label.strip() and label.isprintable() and label else repr(label) for label in labels]
+    shown = map(visible, labels)
     cut = [name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…" for name in shown]
     return listed(cut, _MAX_CLASSES)
 

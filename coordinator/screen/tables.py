@@ -8,7 +8,7 @@ from typing import Any, Final
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.run_control.evaluation import MIN_ROWS
-from ringtune.texts import printable
+from ringtune.texts import one_line
 
 MAX_CELL: Final = 200
 """Limit of a cell; texts from nodes may be longer."""
@@ -16,7 +16,7 @@ MAX_CELL: Final = 200
 
 def table_lines(titles: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> list[str]:
     """Write a line of titles and one for each row; ``left`` first columns are left-aligned, others right-aligned."""
-    every = [tuple(titles), *(tuple(printable(cell, most=MAX_CELL) for cell in row) for row in rows)]
+    every = [tuple(titles), *(tuple(one_line(cell, most=MAX_CELL) for cell in row) for row in rows)]
     widths = [max(len(row[column]) for row in every) for column in range(len(titles))]
     return ["  ".join(_cell(cell, widths[i], i < left) for i, cell in enumerate(row)).rstrip() for row in every]
 

@@ -115,8 +115,8 @@ class Register:
     The file is made if it is missing. With a database that coordinators share the register is there, and the file is
     only how it begins.
 
-    Raises ``StorageError``: it can't be used, is of another version, or of a build whose removals had no generations:
-    what it removed would be accepted again.
+    Raises ``StorageError``: it can't be used, is damaged or of another version; or what was removed would be accepted
+    again: it is missing although there is an authority, or is of a build whose removals had no generations.
     """
 
     def __init__(self, folder: Path, shared: Database | None = None) -> None:
@@ -128,6 +128,11 @@ class Register:
         with self._transaction() as database:
             (version,) = database.execute("PRAGMA user_version").fetchone()
             if version == 0:
+                if has_authority(folder):  # ``init_trust`` writes that last
+                    raise StorageError(
+                        f"{self._path} is missing or empty, and what it removed would be accepted again; restore a "
+                        "copy, or begin anew with 'ringtune coordinator init' in an empty folder"
+                    )
                 for statement in filter(str.strip, _TABLES.split(";")):
                     database.execute(statement)
                 database.execute(f"PRAGMA user_version = {_VERSION}")
@@ -140,6 +145,7 @@ class Register:
                     f"{self._path} is of an earlier ringtune, and what it removed would be accepted again; restore a "
                     "later copy, or begin anew with 'ringtune coordinator init' in an empty folder"
                 )
+            _check_content(database)
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -246,14 +252,10 @@ class Register:
         authority, also later.
         """
         with self._transaction() as database:
-            removal = _removal_of(database, caller.party)
-            row = database.execute(
-                "SELECT removed, sha256 FROM certificates WHERE serial = ?", (caller.serial,)
-            ).fetchone()
-            reason = removal.reason if caller.generation < removal.generation else row and row[0]
-            if reason:
+            if reason := Removals([_removal_of(database, caller.party)]).refusal(caller):
                 raise TrustError(f"the certificate of {caller.party} is refused: {reason}; join with a new token")
-            is_known = row is not None and row[1] == caller.sha256
+            row = database.execute("SELECT sha256 FROM certificates WHERE serial = ?", (caller.serial,)).fetchone()
+            is_known = row == (caller.sha256,)
             _forget_expired(database, now_unix_s)
             pem = issue()
             if not is_known and facts_of(pem).authority != caller.authority:
@@ -347,6 +349,21 @@ class Register:
         return str(rows[0][0]) if rows else ""
 
 
+def _check_content(database: sqlite3.Connection) -> None:
+    """Refuse damaged pages, and values of another type than their column's, with ``sqlite3.DatabaseError``."""
+    (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
+    columns = database.execute(
+        "SELECT tables.name, columns.name, lower(columns.type) FROM sqlite_master AS tables, "
+        "pragma_table_info(tables.name) AS columns WHERE tables.type = 'table'"
+    ).fetchall()
+    for table, column, kind in columns if found == "ok" else ():
+        wrong = f"SELECT 1 FROM {table} WHERE typeof({column}) NOT IN (?, 'null')"  # noqa: S608 - names of ``_TABLES``
+        if database.execute(wrong, (kind,)).fetchone():
+            found = f"{column} of {table} has a value of another type"
+    if found != "ok":
+        raise sqlite3.DatabaseError(found)
+
+
 def _key(party: Party) -> tuple[str, str]:
     return party.role, party.name
 
@@ -398,7 +415,7 @@ def _storage_errors(path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise StorageError(f"can't use {path}: {error.strerror}; check the folder") from error
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the second one of a damaged name in SQLite's message
         is_busy = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_BUSY
         remedy = (
             "another process uses it, try again"
@@ -444,8 +461,12 @@ class Authority:
         """Read the authority of a folder; ``name`` is that of the file; raises ``TrustError``."""
         path = folder / name
         key, end, certificate = read_private(path, what="authority").partition(_BETWEEN)
-        authority = cls(key=read_key(key + end), certificate_pem=certificate)
-        if read_certificate(certificate).public_key() != authority.key.public_key():
+        try:
+            authority = cls(key=read_key(key + end), certificate_pem=certificate)
+            is_pair = read_certificate(certificate).public_key() == authority.key.public_key()
+        except TrustError as error:
+            raise TrustError(f"{path} is damaged: it is no key with its certificate; restore a copy") from error
+        if not is_pair:
             raise TrustError(f"{path} is damaged: key and certificate do not belong together; restore both")
         return authority
 
@@ -585,6 +606,7 @@ def init_trust(folder: Path, now_unix_s: float) -> Authority:
     for identity, place in ((authority.own_identity(now_unix_s), folder), (admin, folder / ADMIN.name)):
         register.add_certificate(identity.certificate_pem)
         write_identity(place, identity)
+    register.note(_AUTHORITY, fingerprint(authority.certificate_pem))
     authority.write(folder)
     return authority
 
@@ -952,9 +974,10 @@ class TrustKeeper:
         )
 
     def begin_to_act(self) -> str:
-        """Read the register again, which another coordinator has changed; return a warning, empty = none.
+        """Read the register again, which another coordinator may have changed; return a warning, empty = none.
 
-        The warning is that coordinators of one database have other authorities: members refuse one of them.
+        The warning is that coordinators of one database, or register and authority of one folder, have other
+        authorities: members refuse one of them, and removals of one are not known.
         """
         self._look()
         with self._rotating:

@@ -40,7 +40,7 @@ from ringtune.models.folder import name_of_folder
 from ringtune.models.weights_by_digest import ModelManifest, Offers
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.storage.pieces import FilePieces, Pieces
-from ringtune.texts import printable
+from ringtune.texts import one_line, printable
 from ringtune.transport.endpoints import WIRE, require_compatible, require_private
 from ringtune.transport.open_calls import TokenBucket
 from ringtune.v1 import control_pb2
@@ -211,9 +211,9 @@ class Coordinator:
             return self._driver.run_id if self._driver and node in self._driver.participants.nodes else ""
 
     def tell(self, line: str) -> None:
-        """Pass a line to ``say``; log it if it can't be shown."""
+        """Pass a line to ``say``, where no text in it can begin another one; log it if it can't be shown."""
         try:
-            self.say(line)
+            self.say(one_line(line))
         except OSError as error:  # the terminal is gone; the caller continues
             _LOG.info("%s (can't be shown: %s)", line, error)
 

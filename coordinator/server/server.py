@@ -32,7 +32,7 @@ from ringtune.hints import hint_to_install
 from ringtune.job.job import parse_job, result_of
 from ringtune.quantities import format_seconds
 from ringtune.storage.chunks import write_files
-from ringtune.texts import RepeatCounter, printable, times
+from ringtune.texts import RepeatCounter, one_line, printable, times
 from ringtune.transport.channels import Server, caller_of
 from ringtune.transport.codecs import removal_to_proto
 from ringtune.transport.discovery import SERVICE, is_announced, words_of
@@ -67,7 +67,7 @@ def member_of(request: control_pb2.JoinRequest) -> Member:
     said: dict[str, Any] = {name: getattr(request, name) for name in _SAID}
     for name, value in said.items():
         if isinstance(value, str):  # of an agent; it is shown and logged later
-            said[name] = printable(value, most=_MAX_TEXT)
+            said[name] = one_line(value, most=_MAX_TEXT)
     return Member(**said | {name: None for name in _OPTIONAL if not request.HasField(name)})
 
 

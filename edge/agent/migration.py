@@ -34,7 +34,6 @@ from edge.checkpoint.snapshots import (
     SnapshotShelf,
     TurnSnapshots,
     block_digests,
-    head_digest,
     metadata,
 )
 from edge.checkpoint.state_folder import RunShards
@@ -268,7 +267,7 @@ class AgentMigration:
             head = fetcher.head(saved.head_from, step, saved.head_sha256)
         elif saved.head_from or resume.holder == node:
             head = _own_copies(parts, node).head(step, attempt, sha256=saved.head_sha256)
-        if head is not None and saved.digests.get(head_unit, sha256 := head_digest(bytes(head))) != sha256:
+        if (sha256 := saved.digests.get(head_unit)) and head is not None and head.sha256() != sha256:
             raise _differs(saved.head_from or node, "the head", step)
         return MigratedState(tuple(files), metadata(attempt, step), head, run_id, is_resumed=parts is not None)
 
@@ -437,7 +436,7 @@ class AgentMigration:
             is_own = node == self._node
             try:
                 head = self.kept.head(to.run_id, step) if is_own else fetcher.head(node, step)
-                if sha256 not in (None, head_digest(bytes(head))):
+                if sha256 not in (None, head.sha256()):
                     raise _differs(node, "the head", step)
             except _SAYS_NO as error:
                 problem = error

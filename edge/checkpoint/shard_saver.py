@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edge.checkpoint.retention import KEPT, RetentionLimits
+from edge.checkpoint.snapshots import shard_digests
 from edge.checkpoint.state_folder import LOCK_WAIT_S, RunShards, StateFolder
 from ringtune.errors import (
     BusyError,
@@ -48,7 +49,7 @@ class Saver:
         self, folder: Path, run_id: str, plan: Plan, node: str, *, kept: RetentionLimits = KEPT, rows: str = ""
     ) -> None:
         self._folder, self._run_id = folder, run_id
-        self._plan_digest = plan.digest
+        self._plan_digest, self._head_unit = plan.digest, plan.course.head
         self._node, self._kept, self._rows = node, kept, rows
         self._state: StateFolder | None = None
         self._digests: dict[int, str] = {}
@@ -63,14 +64,17 @@ class Saver:
             self._state.drop_old_runs(self._run_id, self._kept)
         return self._state.run(self._run_id)
 
-    def save(self, step: int, executor: Any, *, with_head: bool) -> Shard:
-        """Write this node's shard of the checkpoint at ``step``; after a ``StorageError`` earlier ones are intact."""
+    def save(self, step: int, executor: Any, *, with_head: bool) -> tuple[Shard, Mapping[int, str]]:
+        """Write this node's shard of the checkpoint at ``step``; return it, and the digests of its units.
+
+        After a ``StorageError`` earlier ones are intact.
+        """
         content = executor.shard(self._metadata(step), with_head=with_head)
         shards = self.open()
         shards.keep_rows(self._rows)
         shard = shards.write(step, content)
         self._digests[step] = shard.sha256
-        return shard
+        return shard, shard_digests(content, self._head_unit)
 
     def saved_blocks(self, step: int, attempt: str, start: int, stop: int) -> Pieces:
         """Return blocks of the shard saved at ``step`` as a file of run ``attempt``; raises ``IntegrityError``."""

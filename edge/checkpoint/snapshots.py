@@ -9,7 +9,6 @@ turn ends, and never changes; after the loss of a node the others resume from th
 
 from __future__ import annotations
 
-import hashlib
 import json
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -314,9 +313,11 @@ def block_digests(file: Pieces) -> dict[int, str]:
     return {block: tensors_digest(block_tensors) for block, block_tensors in blocks.items()}
 
 
-def head_digest(head: bytes) -> str:
-    """Return the SHA-256, hex, of a head as it is copied."""
-    return hashlib.sha256(head).hexdigest()
+def shard_digests(shard: Pieces, head_unit: int) -> dict[int, str]:
+    """Return the digests of the trained blocks of a shard, and of the head in it as unit ``head_unit``."""
+    digests = {block: sha256 for block, sha256 in block_digests(shard).items() if block >= 0}
+    file = TensorFile(shard, where="a shard")
+    return digests | ({head_unit: file.tensor(HEAD).data.sha256()} if HEAD in file.infos else {})
 
 
 def block_of(name: str) -> int:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edge.checkpoint.snapshot_servicer import push
-from edge.checkpoint.snapshots import Save, SnapshotFile, TurnSnapshots, block_digests, head_digest, metadata
+from edge.checkpoint.snapshots import Save, SnapshotFile, TurnSnapshots, block_digests, metadata
 from edge.checkpoint.state_folder import StateFolder
 from ringtune.errors import BusyError, ConnectionFailedError, IntegrityError, RingTuneError, StorageError
 from ringtune.schedule.migration import copies_of, copy_holders, head_holders, trained_blocks
@@ -244,7 +244,8 @@ class TurnSnapshotter:
         def arrived() -> None:
             digests: dict[int, str] = {}
             for content, _, is_head in files:
-                digests |= {head_unit: head_digest(content)} if is_head else block_digests(Pieces.of(content))
+                file = Pieces.of(content)
+                digests |= {head_unit: file.sha256()} if is_head else block_digests(file)
             then(digests)
 
         copies = [(content, holder, is_head) for content, holders, is_head in files for holder in holders]

@@ -90,7 +90,7 @@ def node(
         str,
         typer.Option(
             metavar="NAME",
-            help="Board or switch that this node shares with others: recovery.copies = 2 puts copies on other racks. "
+            help="Board or switch that this node shares with others: copies of its state are on other racks. "
             "Default: the host of its address.",
         ),
     ] = "",
@@ -190,7 +190,7 @@ def _tell_joined(given: AgentOptions, address: str) -> None:
     import json
 
     told = {"event": "joined", "node": given.name, "address": address, "coordinator": given.coordinator}
-    typer.echo(json.dumps(told))
+    options.echo(json.dumps(told))
 
 
 def main() -> int:

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from ringtune.errors import ModelError
+from ringtune.errors import DataError, ModelError
 from ringtune.models.tokenizer import (
     ONLY_SLOW,
     OTHER_PIECES,
@@ -30,6 +30,8 @@ from ringtune.models.tokenizer import (
 )
 
 _REASON_LENGTH = 300
+MAX_CHARACTERS: Final = 1 << 21
+"""Most characters of a text that is encoded at once; a character takes up to 1 KiB in the tokenizer."""
 IGNORED = -100  # a label that does not count, as in torch.nn.functional.cross_entropy
 
 
@@ -138,6 +140,8 @@ Text = str | tuple[str, str]
 class Encoder(Sequence[TokenRow]):
     """Texts as rows of tokens, special ones included; each text is encoded once, at its first use.
 
+    Of a text of more than ``MAX_CHARACTERS``, those up to a blank are encoded, from the end that rows are not cut at.
+
     Args:
         texts: of all rows; of a pair the longer text is cut first.
         max_length: most tokens of a row.
@@ -166,13 +170,15 @@ class Encoder(Sequence[TokenRow]):
     def _encode(self, row: int) -> TokenRow:
         # One text at a time: a list would start a thread pool on every core.
         text, longest = self._texts[row], self._max_length
-        both = (text,) if isinstance(text, str) else text
+        whole = (text,) if isinstance(text, str) else text
+        both = tuple(self._bounded(part, MAX_CHARACTERS // len(whole)) for part in whole)
         encoding = self._tokenizer(*both, truncation=True, max_length=longest)
         ids = array("i", encoding["input_ids"])
         if not ids:
             raise NoTokenError(row, f"{sum(map(len, both))} characters")
         types = array("i", encoding.get("token_type_ids", [0] * len(ids)))
-        if len(ids) == longest and len(self._tokenizer(*both, verbose=False)["input_ids"]) > longest:
+        is_cut = len(ids) == longest and len(self._tokenizer(*both, verbose=False)["input_ids"]) > longest
+        if is_cut or sum(map(len, both)) < sum(map(len, whole)):
             self._cut.add(row)
         elif self._end is not None and ids[-1] != self._end:
             if len(ids) < longest:
@@ -181,6 +187,14 @@ class Encoder(Sequence[TokenRow]):
             else:
                 self._cut.add(row)
         return TokenRow(ids, types)
+
+    def _bounded(self, text: str, most: int) -> str:
+        if len(text) <= most:
+            return text
+        if self._tokenizer.truncation_side == "right":
+            return text[: text.rfind(" ", 0, most) + 1 or most]
+        first = len(text) - most
+        return text[max(first, text.find(" ", first)) :]
 
 
 def prompt_ids(tokenizer: Any, text: str) -> list[int]:
@@ -228,7 +242,7 @@ def load_tokenizer(folder: Path) -> Any:
         raise ModelError(f"{what}; {_remedy(folder)}") from error
     if tokenizer.is_fast:
         inner = "_encode_plus" if is_made_anew else "_batch_encode_plus"  # what calls with one text and with many do
-        setattr(tokenizer, inner, _without_panic(getattr(tokenizer, inner), folder))
+        setattr(tokenizer, inner, _bounded(getattr(tokenizer, inner), folder))
     check_done(folder / SETTINGS_FILE, {**saved, **settings}, tokenizer)
     return tokenizer
 
@@ -251,13 +265,23 @@ def _is_panic(error: BaseException) -> bool:
     return type(error).__name__ == "PanicException"
 
 
-def _without_panic(encode: Callable[..., Any], folder: Path) -> Callable[..., Any]:
-    """Let a tokenizer that panics raise ``ModelError``; the words of the panic, which may have the text, are left out.
+def _characters(value: Any) -> int:
+    parts = value if isinstance(value, list | tuple) else ()
+    return len(value) if isinstance(value, str) else sum(map(_characters, parts))
 
-    An expression that needs too many steps for a text panics, for one.
+
+def _bounded(encode: Callable[..., Any], folder: Path) -> Callable[..., Any]:
+    """Let a tokenizer refuse too long texts with ``DataError``, and raise ``ModelError`` where it panics.
+
+    An expression that needs too many steps for a text panics, for one; the words of the panic, which may have the text,
+    are left out.
     """
 
     def encoded(*texts: Any, **how: Any) -> Any:
+        given = [*texts, *(value for key, value in how.items() if "text" in key)]
+        if (count := _characters(given)) > MAX_CHARACTERS:
+            what = f"a text has {count:,} characters, and at most {MAX_CHARACTERS:,} are encoded"
+            raise DataError(f"{what}; divide it into several rows")
         try:
             return encode(*texts, **how)
         except BaseException as error:

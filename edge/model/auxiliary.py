@@ -56,7 +56,7 @@ from ringtune.models.auxiliary_models import (
 from ringtune.models.families import FAMILIES, LAYOUTS
 from ringtune.models.family import BlockLayout, Family
 from ringtune.models.result_files import ADAPTER_FILE, AUXILIARY_CONFIG_FILE
-from ringtune.storage.strict import parse_json
+from ringtune.storage.strict import read_json
 
 FUSED_PARTS = (QUERY, KEY, VALUE)
 """Parts of a fused matrix, in order."""
@@ -340,7 +340,7 @@ def _matrices(module: nn.Module, name: str) -> Iterator[tuple[nn.Module, nn.Modu
 def _facts(folder: Path) -> AdapterDescription:
     path = folder / AUXILIARY_CONFIG_FILE
     try:
-        content = parse_json(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except (OSError, ValueError) as error:
         raise IntegrityError(f"{path} can't be read ({error}); copy the run's folder again") from error
     if not isinstance(content, dict):

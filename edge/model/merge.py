@@ -48,7 +48,7 @@ from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
 from ringtune.storage.durable import write_pieces_durably
 from ringtune.storage.pieces import FilePieces, Piece, Pieces
-from ringtune.storage.strict import parse_json, read_object
+from ringtune.storage.strict import read_json, read_object
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
 
 
@@ -225,7 +225,7 @@ def _added(tensors: Sequence[torch.Tensor], name: str, rank: int) -> torch.Tenso
 def _grown(path: Path, count: int) -> bytes:
     """Return the description of an adapter with the rank of the sum."""
     try:
-        described: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
+        described: dict[str, Any] = read_json(path)
         if path.name == ADAPTER_CONFIG_FILE:
             described["config"] = _with_rank(described["config"], count)
         elif described.get("library"):
@@ -282,7 +282,7 @@ def summed_kinds_files(users: Sequence[UserAdapter], *, is_own: Callable[[int], 
 def _facts(folder: Path) -> Mapping[str, Any]:
     path = next((folder / name for name in DESCRIPTIONS if (folder / name).is_file()), folder / DESCRIPTIONS[0])
     try:
-        facts: Mapping[str, Any] = parse_json(path.read_text(encoding="utf-8"))
+        facts: Mapping[str, Any] = read_json(path)
         _ = FAMILIES[facts["model_type"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise IntegrityError(f"{path} does not describe an adapter ({error}); copy the run's folder again") from error

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Final
 
 from edge.model.tensor_files import pieces_of
-from ringtune.errors import InvalidInputError
+from ringtune.errors import DataError, InvalidInputError
 from ringtune.machine.process import exit_code_of
 from ringtune.storage.tensor_files import write_tensors
+from ringtune.storage.text_files import check_archive, is_archive
 
 _SLACK_BYTES: Final = 1 << 20
 
@@ -37,7 +38,11 @@ def convert(source: Path, target: Path) -> None:
     import torch
 
     try:
+        if is_archive(source):  # torch reads packed parts too
+            check_archive(source, "save it with torch.save", most_bytes=_SLACK_BYTES, factor=2)
         loaded = torch.load(source, map_location="cpu", weights_only=True)
+    except DataError:
+        raise
     except Exception as error:  # of a damaged file torch's reader may raise anything
         reason = str(error).splitlines()[0]
         raise InvalidInputError(f"{source.name} has more than tensors, or is damaged ({reason})") from error

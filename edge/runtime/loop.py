@@ -280,10 +280,10 @@ class AgentRun:
         if self._saver is None:
             raise StorageError(f"node {self._node} has no folder for checkpoints; start it with --state DIR")
         with_head = saves_head(self._plan.course, self._node, turn.owner)
-        shard = self._saver.save(turn.first_step, self._executor, with_head=with_head)
+        saved = self._saver.save(turn.first_step, self._executor, with_head=with_head)
         self._saves_of_head.discard(turn.index)
         self._drop_head_state()
-        self._reports.put(rp.ShardSaved(turn.index, turn.first_step, shard))
+        self._reports.put(rp.ShardSaved(turn.index, turn.first_step, *saved))
         return ()
 
     def _drop_head_state(self) -> None:

@@ -34,7 +34,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import grpc
@@ -81,11 +81,12 @@ class Scored(NamedTuple):
 
 
 class ShardSaved(NamedTuple):
-    """This node's shard of a checkpoint is on its disk."""
+    """This node's shard of a checkpoint is on its disk; ``digests`` are of the blocks in it, and of the head."""
 
     turn: int
     step: int
     shard: Shard
+    digests: Mapping[int, str]
 
 
 class CopyCompared(NamedTuple):
@@ -353,8 +354,10 @@ class Reporter:
                 request.transfers.add(source=source, bytes=num_bytes, seconds=seconds, at_unix_s=at_unix_s)
             case Note(text):
                 request.notes.append(text)
-            case ShardSaved(turn, step, shard):
-                request.saved.add(turn=turn, step=step, sha256=shard.sha256, bytes=shard.size_bytes)
+            case ShardSaved(turn, step, shard, digests):
+                saved = request.saved.add(turn=turn, step=step, sha256=shard.sha256, bytes=shard.size_bytes)
+                for unit, sha256 in digests.items():
+                    saved.digests.add(unit=unit, sha256=sha256)
             case Failed(error, message, lost_peer) if not request.error:
                 request.error, request.message, request.lost_peer = error, message, lost_peer
 

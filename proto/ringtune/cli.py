@@ -25,7 +25,7 @@ from typer.exceptions import TyperException
 from ringtune import __version__, targets_of
 from ringtune.errors import InterruptedRunError, RingTuneError, StorageError, UsageError, internal_error
 from ringtune.machine.process import guard_outputs, lost_output, mark_command_process
-from ringtune.options import RENAMED
+from ringtune.options import RENAMED, echo
 from ringtune.texts import log_to_stderr, shown
 
 GROUP = "ringtune.commands"
@@ -186,8 +186,8 @@ def _refuse(error: TyperException, command: str) -> NoReturn:
 def _show(error: RingTuneError) -> None:
     name = type(error).__name__
     if "--json" in sys.argv:
-        typer.echo(json.dumps({"event": "error", "error": name, "message": str(error), "exit_code": error.exit_code}))
-    typer.echo(f"error: {error}", err=True)
+        echo(json.dumps({"event": "error", "error": name, "message": str(error), "exit_code": error.exit_code}))
+    echo(f"error: {error}", err=True)
     logging.getLogger(__name__).debug("the error came from here", exc_info=error)
 
 
@@ -216,7 +216,7 @@ app = typer.Typer(
 
 def _print_version(is_set: bool) -> None:
     if is_set:
-        typer.echo(f"ringtune {__version__}")
+        echo(f"ringtune {__version__}")
         raise typer.Exit
 
 
@@ -247,8 +247,8 @@ def run_typed() -> None:
     except KeyboardInterrupt:  # before a command began, or while the process ends
         sys.exit(InterruptedRunError.exit_code)
     except Exception:
-        typer.echo(traceback.format_exc(), err=True)
-        typer.echo(f"error: this is a bug of ringtune {__version__}; please report the lines above", err=True)
+        echo(traceback.format_exc(), err=True)
+        echo(f"error: this is a bug of ringtune {__version__}; please report the lines above", err=True)
         sys.exit(BUG_EXIT_CODE)
 
 

@@ -43,9 +43,19 @@ def printable(text: str, *, most: int = MAX_CHARACTERS) -> str:
     return _HIDDEN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
+def one_line(text: str, *, most: int = MAX_CHARACTERS) -> str:
+    r"""Escape line ends too, of a text that is one entry of a list or table: with them it could forge another one."""
+    return printable(text, most=most).replace("\n", r"\n")
+
+
 def shown(name: str) -> str:
     """Quote a name from another machine for a message, on one line."""
     return repr(printable(name, most=MAX_NAME))
+
+
+def visible(label: str) -> str:
+    """Return the name of a class on one line: in quotes if it has blanks at an end or invisible characters."""
+    return label if label == label.strip() and label.isprintable() and label else repr(label)
 
 
 def listed(names: Sequence[str], most: int) -> str:
@@ -100,11 +110,15 @@ class _RepeatFilter(logging.Filter):
 
 
 class PlainFormatter(logging.Formatter):
-    """Formats log lines with ``printable``; tracebacks stay whole up to 20,000 characters."""
+    """Formats log lines with ``printable``; tracebacks stay whole up to 20,000 characters.
+
+    Further lines of a record are indented: only records begin at the start of a line, so that no text forges one.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """Format a record."""
-        return printable(super().format(record), most=_MAX_LOGGED if record.exc_info else MAX_CHARACTERS)
+        text = printable(super().format(record), most=_MAX_LOGGED if record.exc_info else MAX_CHARACTERS)
+        return text.replace("\n", "\n  ")
 
 
 def log_to_stderr(level: int | str, stream: TextIO | None = None) -> None:

@@ -5,17 +5,24 @@ from __future__ import annotations
 import io
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.api.predict import RowPrediction, Summary
+from coordinator.client.follow import show_file
+from coordinator.client.run_folder import LOG
+from coordinator.client.saved_run import RunLocation
 from coordinator.run.checkpoint import CheckpointManager
 from coordinator.run.node_client import node_error
 from coordinator.run.recovery import Reports
 from coordinator.screen.progress import PlainProgress
 from coordinator.screen.tables import table_lines
+from coordinator.server.coordinator import Coordinator
 from coordinator.server.server import member_of
+from ringtune import options
 from ringtune.errors import DataError, error_from_name
 from ringtune.run_control import events as rd
 from ringtune.texts import (
@@ -24,6 +31,7 @@ from ringtune.texts import (
     PlainFormatter,
     RepeatCounter,
     log_to_stderr,
+    one_line,
     printable,
     shown,
     times,
@@ -84,6 +92,39 @@ def test_logs_screens_and_lists_show_no_control_and_no_endless_line(text: str) -
     member = member_of(control_pb2.JoinRequest(node="b", system=text, version=text, device=text, address=text))
     found = [line, screen.getvalue().removesuffix("\n"), row, member.system, member.version, member.device]
     assert all(entry.isprintable() and len(entry) < MAX_CHARACTERS + 200 for entry in [*found, member.address])
+
+
+FORGED = "pi\n2026-01-01 00:00:00,000 ERROR edge: node c is broken"
+
+
+def test_no_text_forges_a_line() -> None:
+    """In the log, in a table, in the coordinator's lines and in the description of a member."""
+    line = PlainFormatter("%(asctime)s %(message)s").format(logging.makeLogRecord({"msg": FORGED}))
+    assert line.splitlines()[1].startswith("  2026")
+    assert len(table_lines(("node", "system"), [("b", FORGED)])) == 2
+    assert "\n" not in member_of(control_pb2.JoinRequest(node="b", system=FORGED)).system
+    coordinator, said = Coordinator(lease_s=1.0), list[str]()
+    coordinator.say = said.append
+    coordinator.tell(f"run r of {FORGED} started")
+    assert said == [f"run r of {one_line(FORGED)} started"] and "\n" not in said[0]
+
+
+def test_commands_print_no_control(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Of a result, of a line beside it, of a log, and of names of classes, which may be those of other nodes."""
+    (tmp_path / LOG).write_text(ESCAPES, encoding="utf-8")
+    place = RunLocation(run_id="r20260101-000000-00000000", coordinator="x", is_local=True, pid=0, local_nodes=1)
+    show_file(tmp_path, place, follow=False)
+    assert capsys.readouterr().out.replace("\n", "").isprintable()
+    summary = Summary(job())
+    summary.add(RowPrediction(row={}, said={"predicted": ESCAPES}))
+    summary.add(RowPrediction(row={}, said={"predicted": FORGED}))
+    options.show({}, [ESCAPES], as_json=False)
+    options.echo(ESCAPES, err=True)
+    for told in summary.lines():
+        options.echo(told)
+    found = capsys.readouterr()
+    assert (found.out + found.err).replace("\n", "").isprintable()
+    assert len(found.out.splitlines()) == 2
 
 
 def test_traceback_of_a_bug_is_logged_whole() -> None:

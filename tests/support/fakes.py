@@ -11,7 +11,7 @@ from typing import Any
 
 from edge.agent.active_run import ActiveRun
 from edge.agent.agent import Agent
-from edge.checkpoint.snapshots import MigratedState, Snapshot
+from edge.checkpoint.snapshots import HEAD, MigratedState, Snapshot
 from edge.machine.libraries import ComputeThread
 from edge.options import AgentOptions
 from edge.profiler.timing import TimingRequest
@@ -111,7 +111,10 @@ class FakeExecutor:
     def shard(self, metadata: Mapping[str, str], *, with_head: bool) -> Pieces:
         """A checkpoint's part."""
         self.head_log += ["saved"] if with_head else []
-        return Pieces.of(json.dumps({**metadata, "head": with_head}).encode())
+        head = Pieces.of(metadata["step"].encode())
+        return write_tensors(
+            {HEAD: TensorPieces("U8", (head.size_bytes,), head)} if with_head else {}, metadata=metadata
+        )
 
     def adapter_files(self, *, with_head: bool, with_private: bool) -> dict[str, Pieces]:
         """The results."""

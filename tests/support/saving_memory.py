@@ -95,7 +95,7 @@ def main() -> None:
         (folder / "came").mkdir()
         gc.collect()
         gc.freeze()  # else each measurement looks at all objects of the libraries again
-        shard = saver.save(4, owner, with_head=True)
+        shard, _ = saver.save(4, owner, with_head=True)
         found = {"save": rise(lambda: saver.save(4, owner, with_head=True))}
         found["load"] = rise(lambda: saver.load(4, shard.sha256, owner, with_head=True))
         found["send_head"] = rise(

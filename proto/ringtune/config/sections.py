@@ -536,11 +536,12 @@ class RecoverySettings:
 
     Attributes:
         copies: which nodes keep, at the end of each turn, a copy of a host's trained state, so that the run continues
-            without the host: next = the next host in the ring; none = no node: a lost host ends the run, which can be
-            resumed; auto = next, if the method may move and the nodes have memory for it; a number, such as 2 = so many
-            nodes, on other racks (ringtune node --rack) where possible: the run continues when so many nodes are lost
-            at once. Where all parameters train, copies are of checkpoints, on the nodes' disks, from which the run goes
-            on without the host; auto = next, if there are checkpoints and the disks have room.
+            without the host: next = the next host in the ring, on another rack (ringtune node --rack) where that has
+            room; none = no node: a lost host ends the run, which can be resumed; auto = next, if the method may move
+            and the nodes have memory for it; a number, such as 2 = so many nodes, on other racks where possible: the
+            run continues when so many nodes are lost at once. Where all parameters train, copies are of checkpoints, on
+            the nodes' disks, from which the run goes on without the host; auto = next, if there are checkpoints and the
+            disks have room.
         owners: when an owner of rows is lost: wait = the run waits for it, for at most ``wait_s``, and continues from
             copies when it is back; skip = the run continues from copies without the owner's turns, until it is back.
         wait_s: longest time that the run waits for a node that it can't do without, in seconds: an owner of rows, or a

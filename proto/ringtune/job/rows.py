@@ -86,6 +86,8 @@ NO_PICTURE: Final = "files that are no pictures"
 NO_CLASS: Final = "pictures that lie in no folder of a class, or deeper than it"
 FRAMES: Final = "further frames of moving pictures and pages of documents, of which the first is taken"
 _MOVING: Final = ("GIF", "PNG", "TIFF", "WEBP")
+_FORMATS: Final = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+"""What a picture may be, whatever its suffix; for EPS, Pillow starts Ghostscript, which runs the file as a program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,7 @@ def list_pictures(folder: Path, *, has_classes: bool = True) -> PictureFolder:
             left_out[HIDDEN] += 1
             continue
         suffixes[file.suffix.lower() or "no suffix"] += 1
-        if file.suffix.lower() not in PICTURES or file.is_fifo():  # which would wait for a writer
+        if file.suffix.lower() not in PICTURES or (file.exists() and not file.is_file()):  # a pipe, or a terminal
             left_out[NO_PICTURE] += 1
         elif has_classes and len(parts) != 2:
             left_out[NO_CLASS] += 1
@@ -153,7 +155,9 @@ def opened_picture(path: Path, content: bytes = b"") -> Iterator[Any]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", library.DecompressionBombWarning)
-            with library.open(io.BytesIO(content) if content else path) as picture:
+            library.init()
+            formats = [name for name in _FORMATS if name in library.OPEN]
+            with library.open(io.BytesIO(content) if content else path, formats=formats) as picture:
                 yield picture
     except library.DecompressionBombError as error:
         raise DataError(f"{path} is too large a picture ({error}); scale it down or remove it") from error
@@ -210,6 +214,9 @@ def count_users(train: Iterable[tuple[str, int]], evaluation: Iterable[tuple[str
 
 
 PLAIN_TEXT: Final = ".txt"
+
+MAX_ANSWERS: Final = 4096
+"""Most answers to a question: each is searched in the whole context."""
 
 NO_ANSWER: Final = "questions without an answer"
 NOT_IN_CONTEXT: Final = "questions whose answer is not in their context"
@@ -293,7 +300,8 @@ def read_rows(path: Path, task: str, data: Data, *, is_own: bool = False) -> Row
     ``is_own``: whether messages stay with the owner of the file.
     """
     account = account_of(path, data, is_own=is_own)
-    rows = list(task_rows(path, task, data, account, is_whole=False))
+    # other columns are not kept: a short row has empty ones for all columns of the header
+    rows = [row._replace(record=(row.record[0], {})) for row in task_rows(path, task, data, account, is_whole=False)]
     account.check()
     if not rows:
         left_out = "; ".join(account.lines_left_out())
@@ -494,6 +502,8 @@ def _answers(record: Record, column: str) -> tuple[tuple[str, ...], tuple[int, .
     starts = [starts] if isinstance(starts, int) else starts
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise RowError(Problem(f"column {column!r} is no answer", "give a text or a list of texts"))
+    if len(texts) > MAX_ANSWERS:
+        raise RowError(Problem(f"column {column!r} has more than {MAX_ANSWERS:,} answers", "keep the first ones"))
     if starts is None:
         starts = [-1] * len(texts)
     if not isinstance(starts, list) or [type(start) for start in starts] != [int] * len(texts):

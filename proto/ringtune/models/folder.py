@@ -45,7 +45,7 @@ from ringtune.models.tokenizer import (
 )
 from ringtune.storage.gguf import SUFFIX, GgufType
 from ringtune.storage.pieces import file_sha256
-from ringtune.storage.strict import is_lfs_pointer, json_digest, pointer_advice, read_given, read_json
+from ringtune.storage.strict import is_lfs_pointer, json_digest, pointer_advice, read_given, read_json, regular
 from ringtune.storage.tensor_files import TensorInfo, read_safetensors_header
 from ringtune.texts import shown
 
@@ -313,7 +313,7 @@ def name_of_folder(folder: PurePath) -> str:
 
 def _commit_of(ref: Path) -> str:
     try:
-        with ref.open("rb") as file:
+        with open(ref, "rb", opener=regular) as file:
             text = file.read(_MAX_REF_BYTES).decode("ascii", errors="replace").strip()
     except OSError:
         return ""

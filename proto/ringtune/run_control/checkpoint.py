@@ -69,7 +69,7 @@ class CheckpointManifest:
         attempt: id of the run that trained up to here: ``run_id`` or one that continues it; empty = not known.
         evaluations: state of early stopping, so that a resumed run ends at the same step.
         excluded: nodes whose work was found wrong; they take no part in a resumed run either.
-        digests: of the trained blocks, and of the head, as those who trained them said; none without copies.
+        digests: of the trained blocks, and of the head, as those who trained them said.
     """
 
     run_id: str

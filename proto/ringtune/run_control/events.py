@@ -583,7 +583,8 @@ class LogTechniqueFailed(NamedTuple):
 class LogCheckpoint(NamedTuple):
     """Log a checkpoint: every node saved its tensors trained up to ``step``, and ``holder`` the head.
 
-    ``digests`` are of trained blocks and of the head, as those who trained them said; none without copies.
+    ``digests`` are of trained blocks and of the head, as those who trained them said; without copies those who saved
+    them say so.
     """
 
     step: int

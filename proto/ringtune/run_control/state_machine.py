@@ -82,7 +82,8 @@ PATIENCE: Final = 1.5
 Planner = Callable[[Mapping[str, Any]], Plan | tuple[Plan, StartPoint]]
 PHASE_TIMER = "phase"
 _RECOVERS_IN = ("preparing", "training", "moving", "waiting", "collecting")
-_UNREACHED = (PeerLostError.__name__, ConnectionFailedError.__name__, DeadlineError.__name__, "FrameError")
+_LOST = (PeerLostError.__name__, ConnectionFailedError.__name__, DeadlineError.__name__)
+_UNREACHED = (*_LOST, "FrameError")
 
 
 class RunStateMachine:
@@ -105,6 +106,8 @@ class RunStateMachine:
         joins: of nodes during the run; who tells of a join notes it there.
         continues_with: owners that are back, where all parameters train: the run has ended with a checkpoint, and
             another one continues from there with their turns.
+        lost: the node that has ended the run, by its loss or its own error, so that another one may continue without
+            it; empty = none.
     """
 
     def __init__(
@@ -155,6 +158,7 @@ class RunStateMachine:
         self._returned = list[str]()  # left-out owners that are back, to be taken in at the next turn boundary
         self._returning: tuple[str, ...] = ()  # those that are there when the run is resumed
         self.continues_with: tuple[str, ...] = ()
+        self.lost = ""
 
     @property
     def has_kept(self) -> bool:
@@ -488,6 +492,7 @@ class RunStateMachine:
         if self._recovery is None and lost not in moving.part.nodes:
             self._continue_without(lost, event)
         elif problem := end_reason(lost, self._course, self._kept, self._policy):
+            self.lost = self._blamed(event, is_lost=lost not in self.excluded)
             remedy = WITHOUT if lost in self.excluded else RESUME
             self._fail(event.error, f"{event.message}; {problem.replace(RESUME, remedy)}")
         else:
@@ -521,6 +526,7 @@ class RunStateMachine:
         """End the run, unless the present placement does not need this node."""
         moving = self._migration
         if moving is None or lost in moving.part.nodes:
+            self.lost = self._blamed(event, is_lost=event.error in _LOST)
             self._fail(event.error, event.message)
             return
         if lost in self._nodes:
@@ -529,6 +535,12 @@ class RunStateMachine:
             commands = moving.lose(lost, event.message, self._now_s)
             if self.phase == "moving":
                 self._on_moving(commands)
+
+    def _blamed(self, event: rd.NodeFailed, *, is_lost: bool) -> str:
+        """Return the node that ends the run; an owner that comes back, and is not fit, before another one."""
+        ends = [node for node in (event.lost, event.node) if node]
+        unfit = [node for node in ends if self.phase == "preparing" and node in self._returning]
+        return next(iter([*unfit, *ends * is_lost]), "")
 
     def _on_link_failed(self, event: rd.LinkFailed) -> None:
         """Open all links anew: all nodes go back in the same placement.
@@ -542,6 +554,8 @@ class RunStateMachine:
         can_go_back = self._goes_back and self.phase in _RECOVERS_IN and self._recovery is None
         if not (event.answers and can_go_back) or step is None or self._kept.missing:
             self._on_node_failed(event.failed)
+            if self.lost and event.answers:
+                self.lost = next((node for node in event.ends if self._course.owner(node) is None), self.lost)
             return
         self._broken_link = event
         if step == self._opened_at:

@@ -426,12 +426,12 @@ def num_microbatches(course: Course, item: Item) -> int:
 # ---- which links there are -------------------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=256)
 def neighbours(plan: Plan, node: str) -> frozenset[str]:
     """Return the nodes that have a link with one."""
     return frozenset(source for source, target in links(plan) if target == node)
 
 
+@functools.lru_cache(maxsize=256)
 def links(plan: Plan, start: StartPoint | None = None) -> frozenset[tuple[str, str]]:
     """Return every directed pair of nodes with a link, for tensors, heads, parcels, or returning credits.
 

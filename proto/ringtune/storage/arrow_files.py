@@ -37,13 +37,14 @@ import select
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ringtune.errors import DataError
 from ringtune.machine.process import die_with_parent
-from ringtune.storage.strict import is_lfs_pointer, pointer_advice, read_json
+from ringtune.storage.strict import is_lfs_pointer, pointer_advice, read_json, regular
 from ringtune.storage.text_files import MAX_BYTES, MAX_FACTOR, MAX_ROW_BYTES, PYARROW_REMEDY, TOO_MUCH
 
 ARROW_SUFFIXES: Final = (".parquet", ".arrow")
@@ -364,7 +365,7 @@ _TOO_LONG: Final = json.dumps(f"it has more than {MAX_ROW_BYTES >> 20} MiB").enc
 def _batches(file: Path, picture: str, only: Collection[str] | None) -> Iterator[tuple[_Columns, Any]]:
     """Yield the columns of a file without a batch, then with each batch of its rows."""
     arrow: Any = importlib.import_module("pyarrow")
-    with file.open("rb") as opened:
+    with open(file, "rb", opener=regular) as opened:
         mark = opened.read(6)
     if mark[:4] in (b"PAR1", b"PARE"):
         parquet: Any = importlib.import_module("pyarrow.parquet")
@@ -422,7 +423,7 @@ class _Columns(NamedTuple):
     def of(schema: Any, file: Path, picture: str, only: Collection[str] | None) -> _Columns:
         kinds: Any = importlib.import_module("pyarrow.types")
         names = list(map(str, schema.names))
-        if twice := next((name for at, name in enumerate(names) if name in names[:at]), None):
+        if twice := next((name for name, count in Counter(names).items() if count > 1), None):
             raise DataError(f"{file} has the column {twice!r} twice; rename one of them")
         left_out = {name: str(schema.field(name).type)[:300] for name in names if _has_bytes(schema.field(name).type)}
         pictures = [

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ringtune.errors import IntegrityError, ModelError
-from ringtune.storage.strict import is_lfs_pointer, pointer_advice
+from ringtune.storage.strict import is_lfs_pointer, pointer_advice, regular
 from ringtune.texts import shown
 
 SUFFIX: Final = ".gguf"
@@ -136,7 +136,7 @@ _NUMBERS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B
 def is_gguf(path: Path) -> bool:
     """Whether a file begins as a GGUF file, whatever its name; False if it can't be read."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=regular) as file:
             return file.read(len(_MAGIC)) == _MAGIC
     except OSError:
         return False
@@ -152,7 +152,7 @@ def read_gguf_header(path: Path, *, lists: Collection[str] = ()) -> GgufHeader:
     if is_lfs_pointer(path):
         raise ModelError(pointer_advice(path))
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=regular) as file:
             size = path.stat().st_size
             if size < len(_MAGIC) + 4 + 16:
                 raise _damaged(path, f"it has {size:,} bytes")

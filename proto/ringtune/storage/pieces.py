@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from ringtune.errors import IntegrityError
+from ringtune.storage.strict import regular
 
 PIECE_BYTES: Final = 1 << 20
 """Bytes of a piece that is read from a file."""
@@ -140,7 +141,7 @@ class FilePieces(Pieces):
 
     def _read(self) -> Iterator[bytes]:
         left = self.size_bytes
-        with _read_errors(self._path), self._path.open("rb") as file:
+        with _read_errors(self._path), open(self._path, "rb", opener=regular) as file:
             file.seek(self._start)
             while left:
                 if not (piece := file.read(min(PIECE_BYTES, left))):

@@ -22,6 +22,8 @@ import hashlib
 import json
 import math
 import operator
+import os
+import stat
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -40,7 +42,7 @@ def is_lfs_pointer(path: Path) -> bool:
     try:
         if not path.is_file() or path.stat().st_size > _MAX_POINTER_BYTES:
             return False
-        with path.open("rb") as file:
+        with open(path, "rb", opener=regular) as file:
             return file.read(len(_BEGIN)) == _BEGIN
     except OSError:
         return False
@@ -411,17 +413,30 @@ def check_fields(settings: object, *, where: str, error: type[InvalidInputError]
 MAX_GIVEN_BYTES: Final = 1 << 30
 """Most bytes of a text file that is read whole."""
 
+MAX_JSON_BYTES: Final = 1 << 27
+"""Most bytes of a file of JSON, which takes up to 30 times as much memory; tokenizers of the field have 34 MB."""
 
-def read_given(path: Path, *, encoding: str = "utf-8") -> str:
+
+def regular(path: str, flags: int) -> int:
+    """Open a regular file, as ``opener`` of ``open``; raises ``OSError`` for a pipe, which would wait for a writer."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        is_folder = stat.S_ISDIR(mode)
+        what = (errno.EISDIR, "it is a folder") if is_folder else (errno.EINVAL, "it is a pipe or device, no file")
+        raise OSError(*what, path)
+    return descriptor
+
+
+def read_given(path: Path, *, encoding: str = "utf-8", most_bytes: int = MAX_GIVEN_BYTES) -> str:
     """Read a text file; raises ``OSError`` or ``UnicodeDecodeError``."""
-    if path.exists() and not path.is_file():
-        what = (errno.EISDIR, "it is a folder") if path.is_dir() else (errno.EINVAL, "it is a pipe or device, no file")
-        raise OSError(*what, str(path))
-    if path.stat().st_size > MAX_GIVEN_BYTES:
-        raise OSError(errno.EFBIG, "it is too long", str(path))
-    return path.read_text(encoding=encoding)
+    with open(path, encoding=encoding, opener=regular) as file:
+        if os.fstat(file.fileno()).st_size > most_bytes:
+            raise OSError(errno.EFBIG, f"it has more than {most_bytes:,} bytes", str(path))
+        return file.read()
 
 
 def read_json(path: Path) -> Any:
     """Parse a JSON file; raises ``OSError`` or ``ValueError``."""
-    return parse_json(read_given(path))
+    return parse_json(read_given(path, most_bytes=MAX_JSON_BYTES))

@@ -17,13 +17,13 @@ from __future__ import annotations
 import csv
 import importlib
 import io
-import itertools
 import json
 import math
 import re
 import warnings
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -34,6 +34,7 @@ from ringtune.errors import DataError
 from ringtune.storage.arrow_files import ARROW_SUFFIXES, arrow_rows, is_arrow
 from ringtune.storage.text_files import (
     AUTO,
+    MAX_BYTES,
     MAX_ROW_BYTES,
     PACKED,
     check_archive,
@@ -42,6 +43,7 @@ from ringtune.storage.text_files import (
     opened_text,
     text_form,
 )
+from ringtune.texts import listed, shown
 
 _SHOWN_LINES: Final = 5
 _SHOWN_PROBLEMS: Final = 8
@@ -101,6 +103,7 @@ class RowAccount:
         self.rows = 0
         self.columns: tuple[str, ...] = ()
         self.notes: list[str] = []
+        self._names: set[str] = set()
         self._skips_missing = skips_missing
         self._bad: dict[Problem, _Lines] = {}
         self._left_out: dict[str, _Lines] = {}
@@ -112,10 +115,13 @@ class RowAccount:
             problem = Problem("has another problem")
         self._bad.setdefault(problem, _Lines()).add(line)
 
-    def count(self, names: Iterable[str]) -> None:
-        """Count a row with these columns, where rows have columns of their own."""
+    def count(self, line: int, names: Collection[str]) -> None:
+        """Count a row with these columns, where rows have columns of their own; raises ``DataError`` for too many."""
         self.rows += 1
-        self.columns = tuple(dict.fromkeys((*self.columns, *names)))
+        if not self._names.issuperset(names):
+            self._names.update(names)
+            _check_width(self.path, line, len(self._names))
+            self.columns = tuple(dict.fromkeys((*self.columns, *names)))
 
     def leave_out(self, line: int, what: str) -> None:
         """Note a row that is left out whatever the job says."""
@@ -168,6 +174,18 @@ class RowAccount:
 
     def _skips(self, problem: Problem) -> bool:
         return self._skips_missing and problem.is_missing
+
+
+MAX_COLUMNS: Final = 4096
+"""Most columns of a table; each row takes memory and time for all of them, also for those that it leaves out."""
+
+
+def _check_width(path: Path, line: int, num_columns: int) -> None:
+    if num_columns > MAX_COLUMNS:
+        raise DataError(
+            f"{row_place(path, line)}: there are more than {MAX_COLUMNS:,} columns, the most that are read; leave out "
+            "those that are not used, or put values with many names into one column"
+        )
 
 
 def _word(path: Path) -> str:
@@ -308,6 +326,19 @@ def require_columns(account: RowAccount, columns: Mapping[str, str], present: Se
     raise DataError(f"{account.path} has no column{'s' if len(missing) > 1 else ''} {names}; {has}; {how}")
 
 
+def _lines(account: RowAccount, *parts: TextIO) -> Iterator[str]:
+    """Yield the lines of a file, in parts, up to one that is too long for memory, which is a bad row."""
+    number = 0
+    for part in parts:
+        while line := part.readline(MAX_ROW_BYTES):
+            number += 1
+            if len(line) == MAX_ROW_BYTES:
+                what = f"it has more than {MAX_ROW_BYTES >> 20} million characters, so a line end may be missing"
+                account.bad(number, Problem(what, "correct it; lines below are not read"))
+                return
+            yield line
+
+
 # ---- csv and tsv ------------------------------------------------------------------------------------
 
 
@@ -337,7 +368,7 @@ def _read_csv(file: TextIO, columns: Mapping[str, str], account: RowAccount) -> 
     named = line[4:] if line[:4].lower() == "sep=" and line[4:] in _SEPARATORS else ""
     separator = named or _separator(account, sample)
     # the sample may end within a line; lines are those of the whole file again
-    lines = itertools.chain(io.StringIO(sample + file.readline(), newline=""), file)
+    lines = _lines(account, io.StringIO(sample + file.readline(MAX_ROW_BYTES), newline=""), file)
     if named:
         next(lines)
     reader = csv.reader(lines, delimiter=separator, strict=True)
@@ -404,9 +435,11 @@ def _under_header(
 def _check_header(account: RowAccount, header: Sequence[str], line: int) -> None:
     if any("\0" in name for name in header):
         raise DataError(f"{account.path}, line {line}: {_csv_problem('NUL')}; give a text file, or set data.encoding")
-    for index, name in enumerate(header):
-        if name in header[:index]:
-            both = f"columns {header.index(name) + 1} and {index + 1}"
+    _check_width(account.path, line, len(header))
+    places: dict[str, int] = {}
+    for index, name in enumerate(header, start=1):
+        if (first := places.setdefault(name, index)) != index:
+            both = f"columns {first} and {index}"
             raise DataError(f"{account.path}, line {line} gives {both} the same name; rename one of them")
     account.columns = tuple(header)
 
@@ -415,13 +448,9 @@ def _check_header(account: RowAccount, header: Sequence[str], line: int) -> None
 
 
 def _read_jsonl(file: TextIO, columns: Mapping[str, str], account: RowAccount) -> Iterator[Record]:
-    for number, line in enumerate(iter(lambda: file.readline(MAX_ROW_BYTES), ""), start=1):
+    for number, line in enumerate(_lines(account, file), start=1):
         if not line.strip():
             continue
-        if len(line) == MAX_ROW_BYTES:
-            what = f"it has more than {MAX_ROW_BYTES >> 20} million characters, so a line end may be missing"
-            account.bad(number, Problem(what, "correct it; lines below are not read"))
-            break
         try:
             row = json.loads(line, object_pairs_hook=_without_duplicates)
         except RowError as error:
@@ -433,7 +462,7 @@ def _read_jsonl(file: TextIO, columns: Mapping[str, str], account: RowAccount) -
         if not isinstance(row, dict):
             account.bad(number, Problem("it is not a JSON object", "write one object a line"))
             continue
-        account.count(row)
+        account.count(number, row)
         yield number, row
     if account.rows:
         require_columns(account, columns, account.columns)
@@ -441,7 +470,11 @@ def _read_jsonl(file: TextIO, columns: Mapping[str, str], account: RowAccount) -
 
 def _read_json(file: TextIO, columns: Mapping[str, str], account: RowAccount) -> Iterator[Record]:
     """Read a list of objects; a row has the line in which it begins."""
-    text = file.read()
+    text = file.read(MAX_BYTES + 1)
+    if len(text) > MAX_BYTES:
+        raise DataError(
+            f"{account.path} has more than {MAX_BYTES:,} characters, and is read whole; write rows as .jsonl"
+        )
     twice: list[RowError] = []
 
     def table_of(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -473,7 +506,7 @@ def _read_json(file: TextIO, columns: Mapping[str, str], account: RowAccount) ->
         elif not isinstance(row, dict):
             account.bad(line, Problem("it is not a JSON object", "write a list of objects"))
         else:
-            account.count(row)
+            account.count(line, row)
             yield line, row
         at = _next_sign(text, end)
         line += text.count("\n", begin, at)
@@ -494,9 +527,8 @@ def _next_sign(text: str, start: int) -> int:
 def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
     table = dict(pairs)
     if len(table) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise RowError(Problem(f"it has the key {twice!r} twice", "keep one"))
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise RowError(Problem(f"it has the key {shown(twice)} twice", "keep one"))
     return table
 
 
@@ -540,13 +572,14 @@ def _read_xlsx(path: Path, columns: Mapping[str, str], account: RowAccount) -> I
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of styles and validations, which are not read
             book = library.load_workbook(path, read_only=True, data_only=True)
+        cells_of = _SheetReader(path)
         try:
-            sheets = [sheet for sheet in book.worksheets if any(_filled(cells) for cells in _cells(path, sheet))]
+            sheets = [sheet for sheet in book.worksheets if any(_filled(cells) for cells in cells_of(sheet))]
             if len(sheets) > 1:
-                names = ", ".join(repr(str(sheet.title)) for sheet in sheets[1:])
+                names = listed([shown(str(sheet.title)) for sheet in sheets[1:]], _SHOWN_PROBLEMS)
                 account.notes.append(f"{path}: only the sheet {sheets[0].title!r} is read, not {names}")
             if sheets:
-                rows = ((number, _filled(cells)) for number, cells in enumerate(_cells(path, sheets[0]), start=1))
+                rows = ((number, _filled(cells)) for number, cells in enumerate(cells_of(sheets[0]), start=1))
                 yield from _under_header(rows, columns, account)
         finally:
             book.close()
@@ -559,23 +592,36 @@ _MAX_SHEET_FACTOR: Final = 20
 """An unpacked sheet takes up to four times its bytes in memory, as texts."""
 _MAX_SHEET_ROWS: Final = 1 << 20
 _MAX_SHEET_CELLS: Final = 1 << 24
+_MAX_READINGS: Final = 4
+"""Largest sheets that are looked through, in all: a book may have thousands, of which the first with rows is read."""
 
 
-def _cells(path: Path, sheet: Any) -> Iterator[tuple[object, ...]]:
-    """Yield the cells of each row, also of those that the file leaves out; raises ``DataError`` where they are many.
+class _SheetReader:
+    """Reads the sheets of one book, within limits for each and for all.
 
     A row or cell has its number in the file, so a few bytes may stand for any number of empty ones.
     """
-    sheet.reset_dimensions()  # in the file, and not needed
-    left = max(_MAX_SHEET_CELLS, _MAX_SHEET_FACTOR * path.stat().st_size)
-    for number, cells in enumerate(sheet.iter_rows(values_only=True), start=1):
-        left -= len(cells)
-        if left < 0 or number > _MAX_SHEET_ROWS:
-            raise DataError(
-                f"{path}: the sheet {sheet.title!r} has more than {_MAX_SHEET_ROWS:,} rows, or {_MAX_SHEET_CELLS:,} "
-                "cells, most of them empty; save it as CSV, or remove what is far beyond the rows"
-            )
-        yield cells
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._most_cells = max(_MAX_SHEET_CELLS, _MAX_SHEET_FACTOR * path.stat().st_size)
+        self._rows_left, self._cells_left = _MAX_READINGS * _MAX_SHEET_ROWS, _MAX_READINGS * self._most_cells
+
+    def __call__(self, sheet: Any) -> Iterator[tuple[object, ...]]:
+        """Yield the cells of each row, also of those that the file leaves out; raises ``DataError`` for too many."""
+        sheet.reset_dimensions()  # in the file, and not needed
+        left = self._most_cells
+        for number, cells in enumerate(sheet.iter_rows(values_only=True), start=1):
+            left -= len(cells)
+            self._rows_left -= 1
+            self._cells_left -= len(cells)
+            if number > _MAX_SHEET_ROWS or min(left, self._rows_left, self._cells_left) < 0:
+                raise DataError(
+                    f"{self._path}: up to the sheet {shown(sheet.title)} are more than {_MAX_SHEET_ROWS:,} rows, or "
+                    f"{_MAX_SHEET_CELLS:,} cells, most of them empty; save it as CSV, or remove what is far beyond the "
+                    "rows"
+                )
+            yield cells
 
 
 def _filled(cells: Sequence[object]) -> list[str | None]:
@@ -680,7 +726,7 @@ def _read_conll(
     rows: list[tuple[int, list[str]]] = []
     first: tuple[int, int] | None = None  # line and number of columns of the first word
     with opened_text(path, form) as file:
-        for number, line in enumerate(file, start=1):
+        for number, line in enumerate(_lines(account, file), start=1):
             if not line.strip():
                 yield from _one_text(account, rows, names, needs_tags=needs_tags)
                 rows = []

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 from ringtune.errors import IntegrityError, ModelError, RingTuneError, StorageError
 from ringtune.storage.gguf import GgufType
 from ringtune.storage.pieces import JoinedPieces, Piece, Pieces
-from ringtune.storage.strict import is_lfs_pointer, pointer_advice
+from ringtune.storage.strict import is_lfs_pointer, pointer_advice, regular
 from ringtune.texts import printable, shown
 
 DTYPE_BYTES = {
@@ -40,6 +40,9 @@ MAX_HEADER_BYTES = 10_000_000
 
 ALIGNMENT: Final = 64
 """Bytes: tensors begin at a multiple of this in memory, and the data do in files that are written here."""
+
+MAX_NAME: Final = 1024
+"""Most characters of a tensor's name: names are searched by expressions, in a time that grows with their square."""
 
 _MAX_AXES: Final = 32
 _MAX_NUMBER: Final = 1 << 62
@@ -69,7 +72,7 @@ def read_safetensors_header(path: str | Path) -> dict[str, TensorInfo]:
     if is_lfs_pointer(path):
         raise ModelError(pointer_advice(path))
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=regular) as file:
             return header_of(file, path.stat().st_size, where=str(path))
     except OSError as error:
         raise ModelError(f"can't read {path}: {error.strerror}; give a folder with model.safetensors") from error
@@ -155,7 +158,7 @@ def write_aligned(path: Path, copy: Path) -> None:
     read_safetensors_header(path)
     made = False
     try:
-        with path.open("rb") as file, copy.open("xb") as target:
+        with open(path, "rb", opener=regular) as file, copy.open("xb") as target:
             made = True
             target.write(_aligned(file.read(int.from_bytes(file.read(8), "little"))))
             shutil.copyfileobj(file, target, 1 << 20)
@@ -177,6 +180,10 @@ def _main(arguments: Sequence[str]) -> None:
 
 
 def _tensor(where: str, name: str, entry: Any, start: int) -> TensorInfo:
+    if len(name) > MAX_NAME:
+        raise _damaged(
+            where, f"the name {shown(name)} has {len(name):,} characters, a tensor's has {MAX_NAME:,} at most"
+        )
     try:
         dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
         numbers = [*shape, begin, end]

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, TextIO, cast
 
 from ringtune.errors import DataError
-from ringtune.storage.strict import is_lfs_pointer, pointer_advice
+from ringtune.storage.strict import is_lfs_pointer, pointer_advice, regular
 
 AUTO: Final = "auto"
 MAX_ROW_BYTES: Final = 1 << 26
@@ -43,8 +43,9 @@ _MARKS: Final = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
+_ZIP: Final = b"PK\x03\x04"
 _FORMATS: Final = (
-    (b"PK\x03\x04", "a zip archive or a spreadsheet (.xlsx)"),
+    (_ZIP, "a zip archive or a spreadsheet (.xlsx)"),
     (b"PAR1", "a Parquet file"),
     (b"ARROW1", "an Arrow file"),
     (b"\x28\xb5\x2f\xfd", "a zstd archive"),
@@ -128,6 +129,12 @@ def read_text(path: Path, encoding: str = AUTO) -> tuple[str, str]:
         return file.read().replace("\r\n", "\n").replace("\r", "\n"), form.note
 
 
+def is_archive(path: Path) -> bool:
+    """Whether a file begins as a zip archive."""
+    with open(path, "rb", opener=regular) as file:
+        return file.read(len(_ZIP)) == _ZIP
+
+
 def check_archive(path: Path, remedy: str, *, most_bytes: int = MAX_BYTES, factor: int = MAX_FACTOR) -> None:
     """Refuse a zip archive that unpacks to more than both limits: bytes, and times the bytes of the file.
 
@@ -153,7 +160,7 @@ def is_encoding(name: str) -> bool:
 def _opened(path: Path) -> Iterator[io.BufferedIOBase]:
     suffix = path.suffix.lower()
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=regular) as file:
             if suffix in PACKED:
                 is_zstd = suffix == _ZSTD
                 unpacked = _unpacked_zstd(path, file) if is_zstd else gzip.GzipFile(fileobj=_Gzipped(file.raw))

@@ -321,7 +321,7 @@ def _problems(request: control_pb2.ReportRequest, last: int, nodes: Collection[s
     for saved in request.saved:
         if not _SHA256.fullmatch(saved.sha256) or saved.bytes > MAX_BYTES or saved.step < 0:
             yield f"a shard of step {saved.step} with {saved.bytes} bytes and digest {shown(saved.sha256)}"
-    for digest in (*request.copies, *request.kept):
+    for digest in (*request.copies, *request.kept, *(each for saved in request.saved for each in saved.digests)):
         if len(digest.sha256) > _DIGITS:
             yield f"a digest of {len(digest.sha256):,} characters for unit {digest.unit}"
     if request.lost_peer and request.lost_peer not in nodes:

@@ -267,16 +267,18 @@ class Transfer(_message.Message):
     def __init__(self, source: _Optional[str] = ..., bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., at_unix_s: _Optional[float] = ...) -> None: ...
 
 class Saved(_message.Message):
-    __slots__ = ("turn", "step", "sha256", "bytes")
+    __slots__ = ("turn", "step", "sha256", "bytes", "digests")
     TURN_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
     turn: int
     step: int
     sha256: str
     bytes: int
-    def __init__(self, turn: _Optional[int] = ..., step: _Optional[int] = ..., sha256: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
+    digests: _containers.RepeatedCompositeFieldContainer[CopyDigest]
+    def __init__(self, turn: _Optional[int] = ..., step: _Optional[int] = ..., sha256: _Optional[str] = ..., bytes: _Optional[int] = ..., digests: _Optional[_Iterable[_Union[CopyDigest, _Mapping]]] = ...) -> None: ...
 
 class NodeEntry(_message.Message):
     __slots__ = ("joined", "state", "seen_s", "rss_bytes")

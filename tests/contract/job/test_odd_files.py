@@ -16,9 +16,13 @@ from coordinator.planner.given_plan import read_given_plan, read_profile
 from edge.data.images import Images
 from ringtune.cli import app
 from ringtune.costs.memory_sizes import held_bytes
-from ringtune.errors import DataError, JobError, PlanError, UsageError
+from ringtune.errors import DataError, IntegrityError, JobError, ModelError, PlanError, UsageError
 from ringtune.job.job import load_job, parse_job
-from ringtune.storage.strict import read_given, read_json
+from ringtune.models.folder import read_headers
+from ringtune.storage.gguf import is_gguf, read_gguf_header
+from ringtune.storage.pieces import FilePieces
+from ringtune.storage.strict import MAX_JSON_BYTES, read_given, read_json
+from ringtune.storage.tensor_files import read_safetensors_header
 from tests.support.cases import cases
 
 LONG = "x" * 3000
@@ -66,6 +70,30 @@ def test_pipe_or_loop_in_the_place_of_a_file_is_refused_at_once(tmp_path: Path) 
             read_profile(path)
         with pytest.raises(OSError, match=r"pipe|folder|symbolic|levels"):
             read_given(path)
+
+
+def test_pipe_in_the_place_of_weights_is_refused_at_once(tmp_path: Path) -> None:
+    """Also of one of several files, which an index names; a device is no file either."""
+    pipe = tmp_path / "a.safetensors"
+    os.mkfifo(pipe)
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"x": "a.safetensors"}}')
+    for path in (pipe, Path("/dev/zero")):
+        for read in (read_safetensors_header, read_gguf_header):
+            with pytest.raises(ModelError, match="it is a pipe or device, no file"):
+                read(path)
+        assert not is_gguf(path)
+        with pytest.raises(IntegrityError, match="it is a pipe or device, no file"):
+            list(FilePieces(path))
+    with pytest.raises(ModelError, match=r"a\.safetensors: it is a pipe or device, no file"):
+        read_headers(tmp_path)
+
+
+def test_json_of_very_many_bytes_is_not_read(tmp_path: Path) -> None:
+    """As values it would take thirty times as much memory."""
+    with (path := tmp_path / "long.json").open("wb") as file:
+        file.truncate(MAX_JSON_BYTES + 1)
+    with pytest.raises(OSError, match="it has more than 134,217,728 bytes"):
+        read_json(path)
 
 
 def test_json_that_is_nested_too_deeply_is_no_json(tmp_path: Path) -> None:

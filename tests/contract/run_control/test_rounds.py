@@ -29,6 +29,16 @@ def kinds(commands: list[rd.Command]) -> list[str]:
     return [type(command).__name__ for command in commands if not isinstance(command, SetTimer)]
 
 
+RESUMED_ENDS = [
+    (TimerFired("phase"), "b"),
+    (rd.NodeFailed("b", "StorageError", "it is full"), "b"),
+    (rd.NodeFailed("a", "PeerLostError", "it is lost"), "a"),
+    (rd.NodeFailed("a", "DataError", "a row is wrong"), ""),
+    (rd.LinkFailed(rd.NodeFailed("b", "DeadlineError", "nothing came", "a"), 0), "b"),
+    (rd.RunStopRequested("enough"), ""),
+]
+
+
 def trained_rounds(plan: Plan = PLAN, nodes: tuple[str, ...] = ("a", "b"), **options: object) -> RunStateMachine:
     """Rounds that have just begun to train; the first grant is consumed."""
     rounds = RunStateMachine(lambda facts: plan, **options)  # type: ignore[arg-type]
@@ -175,6 +185,18 @@ def test_rounds_go_on_without_the_host_from_which_a_silent_owner_awaits_its_firs
     late = "waited 7.5 s for turn 0 of node a (from step 0): not done by a"
     assert rd.LogNodeError("c", "DeadlineError", late) in answer and rd.Release("c", late) in answer
     assert rounds._openings.has_cost(["a"], "b") and rounds.phase == "moving"
+
+
+@cases(("event", "lost"), RESUMED_ENDS)
+def test_rounds_of_a_resumed_run_say_without_which_node_another_run_continues(event: rd.Event, lost: str) -> None:
+    """No turn is kept yet. A host that only withholds its last word, or has a full disk, is one as well."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=8, eval_rows=0).with_copies(True)
+    start = StartPoint.of(plan.course, step=plan.course.local_iterations)
+    rounds = trained_rounds(plan, recovery=RecoveryPolicy(awaits_s=9.0), wait_s=5.0, start=start)
+    assert not rounds.lost
+    rounds.handle(rd.TurnReported("a", 0), 1.0)
+    assert isinstance(rounds.handle(event, 8.5)[-1], rd.Finish)
+    assert rounds.lost == lost
 
 
 @cases("leaves_out", [True, False])

@@ -14,6 +14,7 @@ from ringtune.schedule.lowering import (
     lower,
     lowest_and_pattern,
     lowest_units,
+    neighbours,
     route,
     way,
 )
@@ -169,3 +170,9 @@ def test_links_of_a_run_that_goes_on_know_who_has_the_head() -> None:
     start = StartPoint.of(plan.course, step=4, holder="c")
     assert ("c", "e") not in links(plan)
     assert ("c", "e") in links(plan, start)
+
+
+def test_links_of_a_plan_are_made_once() -> None:
+    """Each node of a large ring asks for them, and for its neighbours."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"])
+    assert links(plan) is links(plan) and neighbours(plan, "a") == {"b"}

@@ -6,6 +6,9 @@ import csv
 import gzip
 import io
 import json
+import re
+import time
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -141,6 +144,26 @@ def test_spreadsheet_that_stands_for_far_more_than_its_bytes_is_refused(
         read(path)
 
 
+def test_spreadsheet_of_many_empty_sheets_is_not_looked_through_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of thousands of sheets may stand for a million empty rows; a few before the first with rows are usual."""
+    openpyxl = pytest.importorskip("openpyxl")
+    path, book = tmp_path / "sheets.xlsx", openpyxl.Workbook()
+    for _ in range(30):
+        book.create_sheet()
+    for sheet in book.worksheets:
+        sheet.cell(8, 1).font = openpyxl.styles.Font(bold=True)
+    book.worksheets[2].append(("text", "label"))
+    book.worksheets[3].append(("words", "label"))
+    book.save(path)
+    _, account = read(path)
+    assert account.columns == ("text", "label") and "not 'Sheet3'" in account.notes[0]
+    monkeypatch.setattr(tables, "_MAX_SHEET_ROWS", 9)
+    with pytest.raises(DataError, match="up to the sheet 'Sheet4' are more than 9 rows"):
+        read(path)
+
+
 def test_table_that_is_longer_than_the_sample_keeps_every_line(tmp_path: Path) -> None:
     """The separator is found in the first characters, and the line in which they end is read once."""
     for line_end in ("\n", "\r\n"):
@@ -205,6 +228,22 @@ def test_text_without_line_ends_is_read_up_to_a_bound(tmp_path: Path, monkeypatc
         file.truncate(1 << 20)
     with pytest.raises(DataError, match=r"rows\.csv, line 3 has 30 bytes or more; divide it into lines"):
         text_files.text_form(path)
+    monkeypatch.setattr(tables, "MAX_ROW_BYTES", 30)
+    monkeypatch.setattr(tables, "MAX_BYTES", 30)
+    for name, first in (
+        ("u.csv", "text,label\na,b\n"),
+        ("u.csv", "sep=;\ntext;label\n"),
+        ("u.jsonl", '{"text": "x"}\n\n'),
+    ):
+        path = tmp_path / name
+        path.write_bytes((first + "x" * 100 + "\nmore").encode("utf-16"))
+        assert re.search(r"line 3: it has more than .* lines below are not read", read(path)[1].problems())
+    (path := tmp_path / "u.conll").write_bytes(f"a O\nb O\n{'x' * 100} O\n".encode("utf-16"))
+    assert len(list(tables.tagged_rows(path, account := RowAccount(path), words="words", tags="tags"))) == 1
+    assert "line 3: it has more than" in account.problems()
+    (path := tmp_path / "u.json").write_bytes(f'[{{"text": "{"x" * 30}"}}]'.encode("utf-16"))
+    with pytest.raises(DataError, match=r"more than 30 characters, and is read whole; write rows as \.jsonl"):
+        read(path)
 
 
 CANARY = "canaryinarow"
@@ -239,3 +278,41 @@ def test_error_about_a_row_has_nothing_of_the_row(tmp_path: Path, name: str, con
         read_rows(path, CLASSIFICATION, Data())
     assert CANARY not in str(raised.value)
     assert path.name in str(raised.value)
+
+
+def test_table_of_very_many_columns_is_refused_before_its_rows(tmp_path: Path) -> None:
+    """Named by the header, or row by row by its keys; as many columns as are read are."""
+    most = tables.MAX_COLUMNS
+    for suffix, more, line in ((".csv", 0, 0), (".csv", 1, 1), (".jsonl", 0, 0), (".jsonl", 1, most), (".json", 1, 1)):
+        names = [f"c{number}" for number in range(most + more - 1)]
+        rows = [json.dumps({"text": "x", name: 0}) for name in names]
+        path = tmp_path / f"rows{suffix}"
+        content = {".jsonl": "\n".join(rows), ".json": f"[{','.join(rows)}]"}
+        path.write_text(content.get(suffix, f"text,{','.join(names)}\nx,y\n"))
+        if not more:
+            assert read(path)[1].columns == ("text", *names)
+            continue
+        with pytest.raises(DataError, match=f"line {line}: there are more than {most:,} columns"):
+            read(path)
+
+
+def test_name_that_occurs_twice_is_found_without_comparing_each_with_all(tmp_path: Path) -> None:
+    """40,000 keys of a row take less than a second."""
+    begin_s, path = time.process_time(), tmp_path / "rows.jsonl"
+    keys = ", ".join(f'"{key}": 0' for key in [*range(40_000), "1" * 9999, "1" * 9999])
+    path.write_text(f'{{"text": "x", {keys}}}')
+    _, account = read(path)
+    assert time.process_time() - begin_s < 5 and "it has the key '111" in account.problems()
+    assert len(account.problems()) < 500
+
+
+def test_short_rows_take_no_memory_for_all_columns(tmp_path: Path) -> None:
+    """Empty columns, which the file does not have in the row, are not kept with what is."""
+    path = tmp_path / "rows.csv"
+    path.write_text(f"text,label,{','.join(map(str, range(1000)))}\n" + "x,y\n" * 1000)
+    tracemalloc.start()
+    try:
+        assert len(read_rows(path, CLASSIFICATION, Data(train=str(path))).rows) == 1000
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()

@@ -85,6 +85,7 @@ def _entry(dtype: Any = "F32", shape: Any = (1,), offsets: Any = (0, 4)) -> dict
         (with_header({"a": _entry(), "b": _entry()}, b"0000"), "tensor 'b' begins at byte"),
         (with_header({"a": _entry()}, b"000"), "its tensors need"),
         (with_header({"a": _entry()}, b"00000"), "its tensors need"),
+        (with_header({"layer.1." * 200: _entry()}, b"0000"), "has 1,600 characters, a tensor's has 1,024 at most"),
     ],
 )
 def test_header_of_a_damaged_file_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
@@ -185,12 +186,12 @@ def test_written_file_is_what_the_library_reads() -> None:
 def test_file_that_nobody_would_read_is_not_written() -> None:
     """Of the longest headers one is read, and one more character is refused before there is a file."""
     longest = MAX_HEADER_BYTES - MAX_HEADER_BYTES % ALIGNMENT - ALIGNMENT
-    name = "x" * (longest - len(header_bytes({"": ("U8", (0,))})) - ALIGNMENT)
-    header = header_bytes({name: ("U8", (0,))})
+    text = "x" * (longest - len(header_bytes({"a": ("U8", (0,))}, metadata={"": ""})) - ALIGNMENT)
+    header = header_bytes({"a": ("U8", (0,))}, metadata={"": text})
     assert len(header) > longest - 3 * ALIGNMENT
-    assert list(TensorFile(HeldPieces([memoryview(header)]), where="long").infos) == [name]
+    assert list(TensorFile(HeldPieces([memoryview(header)]), where="long").infos) == ["a"]
     with pytest.raises(StorageError, match=r"a file of 1 tensors would have a header of .* give a node fewer blocks"):
-        header_bytes({name + "x" * 5 * ALIGNMENT: ("U8", (0,))})
+        header_bytes({"a": ("U8", (0,))}, metadata={"": text + "x" * 5 * ALIGNMENT})
 
 
 def test_tensor_of_a_written_file_is_read_without_the_others() -> None:

@@ -151,10 +151,8 @@ def test_run_goes_on_with_the_same_plan_and_leaves_one_line_a_step(stopped: Path
     assert (report["steps"], report["whole"]["steps"]) == (8 - newest, 8)
 
 
-@pytest.mark.parametrize("is_alive", [False, True])
-def test_resumed_run_that_loses_a_host_before_a_turn_has_ended_is_resumed_without_it(
-    tmp_path: Path, is_alive: bool
-) -> None:
+@pytest.mark.parametrize("how", ["lost", "broken link", "full disk"])
+def test_resumed_run_that_loses_a_host_before_a_turn_has_ended_is_resumed_without_it(tmp_path: Path, how: str) -> None:
     """From the same checkpoint, of which others have copies: else a host could end any run that is resumed."""
     wanted, out = job(train__checkpoint_every=2, train__max_steps=8, recovery__copies="next"), tmp_path / "out"
     agents: dict[str, dict[str, Any]] = {"a": {"has_copies": True}, "b": {"rows": 0}, "c": {"rows": 0}}
@@ -163,10 +161,11 @@ def test_resumed_run_that_loses_a_host_before_a_turn_has_ended_is_resumed_withou
         driver = cluster.server.coordinator._driver
         assert driver is not None
         failed = rd.NodeFailed("a", "DeadlineError", "node a waited for node b", "b")
-        if is_alive:
+        if how == "broken link":
             driver.participants.queue.put(rd.LinkFailed(failed, 0))
         else:
-            cluster.server.coordinator.node_failed("b", PeerLostError("node b is lost"))
+            error = PeerLostError("node b is lost") if how == "lost" else StorageError("node b has a full disk")
+            cluster.server.coordinator.node_failed("b", error)
 
     with FakeCluster("a", "b", agents=agents) as cluster:
         run(cluster, out, job=wanted)
@@ -178,6 +177,24 @@ def test_resumed_run_that_loses_a_host_before_a_turn_has_ended_is_resumed_withou
     assert plan is not None and "b" not in plan.nodes and prepared.saved.step == 6
     assert [line["step"] for line in steps_of(out / "metrics.jsonl")] == list(range(1, 9))
     assert any(text.startswith("the run goes back to the checkpoint of step 6: ") for text in notes.texts)
+
+
+def test_resumed_run_without_copies_ends_with_the_loss_of_an_owner_without_blocks(done: Path) -> None:
+    """As the run that was not resumed would; it went back to the checkpoint, and waited there."""
+    wanted, resume = JOB.with_overrides({"recovery.wait_s": 0.1}), find_resume(stop(done), JOB, print)
+    assert resume is not None
+    plan, notes = changed(resume.plan, slices=[("a", 0, 4), ("b", 4, 4)]), Notes()
+    manifests = tuple(replace(each, plan_digest=plan.digest) for each in resume.manifests)
+
+    def lose(agent: FakeAgent, turns: list[Turn]) -> None:
+        cluster.server.coordinator.node_failed("b", PeerLostError("node b is lost"))
+
+    with (
+        FakeCluster("a", "b", agents={"b": {"on_grant": lose}}) as cluster,
+        pytest.raises(PeerLostError, match=r"^node b is lost$"),
+    ):
+        run(cluster, done, job=wanted, resume=Resume(plan=plan, manifests=manifests), notes=notes)
+    assert len(notes.texts) == 1
 
 
 def test_run_falls_back_to_the_checkpoint_before_a_damaged_shard(stopped: Path) -> None:

@@ -19,6 +19,7 @@ from coordinator.planner.planned import Planned, copies_line
 from ringtune.costs.profile import LinkFacts, NodeFacts
 from ringtune.errors import CapacityError, JobError, PlanError, StorageError
 from ringtune.job.job import Job, parse_job
+from ringtune.schedule.migration import copy_holders
 from ringtune.schedule.placement import ActivationCacheSettings, Rack
 from ringtune.techniques.activation_cache import cache_lines, max_kept_bytes
 from ringtune.techniques.audit import AGAIN
@@ -93,9 +94,28 @@ def test_numbered_copies_are_planned_on_other_racks_or_it_is_said() -> None:
     near = planned(2, nodes)
     assert near.plan.placement.racks == (Rack("a", "left"), Rack("b", "left"))
     assert "what node a, b, c trains has no 2 copies on racks of their own" in near.note
-    assert "racks" not in planned("next", nodes).plan.placement.to_json()
     with pytest.raises(JobError, match=r"recovery\.copies is 0, it has to be at least 1; or give 'none'"):
         wanted(recovery__copies=0)
+
+
+@pytest.mark.parametrize("copies", ["next", "auto"])
+def test_the_one_copy_is_on_another_rack_where_that_has_room(copies: str) -> None:
+    """Two of three nodes share a machine: the third one keeps both copies; else the next host does."""
+
+    def on(*racks: str, **changes: Any) -> dict[str, NodeFacts]:
+        names = zip("abc", racks, strict=True)
+        found = {name: dataclasses.replace(device(name, num_blocks=12, rows=32), rack=rack) for name, rack in names}
+        return {**found, "c": dataclasses.replace(found["c"], **changes)}
+
+    apart, near = planned(copies, on("x", "y", "z")), planned(copies, on("x", "x", "z"))
+    assert [copy_holders(near.plan.placement, name) for name in "abc"] == [("c",), ("c",), ("a",)]
+    for found in (apart, planned(copies, on("x", "x", "x"))):
+        assert "racks" not in found.plan.placement.to_json() and found.plan.placement.copies
+    full = on("x", "x", "z", memory_bytes=apart.memory_bytes["c"])
+    given = accept_plan(GivenPlan(plan=apart.plan), wanted(recovery__copies=copies), full)
+    assert given.plan == apart.plan and given.memory_bytes == apart.memory_bytes
+    given = accept_plan(GivenPlan(plan=apart.plan), wanted(recovery__copies=copies), on("x", "x", "z"))
+    assert given.plan.placement.racks == near.plan.placement.racks
 
 
 def test_plan_has_copies_and_says_their_bytes() -> None:

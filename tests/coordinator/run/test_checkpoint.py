@@ -29,6 +29,7 @@ from ringtune.run_control.checkpoint import CheckpointManifest, Resume, SavedPar
 from ringtune.run_control.continuation import job_digest
 from ringtune.schedule.methods.hift import Hift
 from ringtune.schedule.migration import Source, with_owner, without_owner
+from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import NONE_DONE, Evaluations
 from ringtune.techniques.replicas import CopyDigest
@@ -247,6 +248,24 @@ def test_nodes_of_a_resumed_run_are_told_what_was_trained() -> None:
     manager._chosen = chosen(["a", "b", "c"], manifests=(manifest(8, digests=told), manifest(4)))
     manager.go_on("c", request := control_pb2.PrepareRequest())
     assert request.saved.sources and [(each.unit, each.sha256) for each in request.saved.digests] == [*told]
+
+
+def test_checkpoint_without_copies_has_the_digests_of_whoever_trained_its_units() -> None:
+    """A node is believed those of its own blocks without a helper; its owner that of the head; copies have theirs."""
+    helpers = (Helper(node="b", start=2, stop=3),)
+    plan = Plan(PLAN.course, (dataclasses.replace(PLAN.placement, helpers=helpers),))
+    manager = CheckpointManager(RUN, JOB, None)
+
+    def saved(node: str) -> control_pb2.Saved:
+        units = [control_pb2.CopyDigest(unit=unit, sha256=f"{node}{unit}") for unit in range(-1, 6)]
+        return control_pb2.Saved(step=8, sha256=node * 64, bytes=1, digests=units)
+
+    for copies in ((), (CopyDigest(1, "copied"),)):
+        for node in "abcd":
+            manager.note_saved(node, [saved(node)])
+        found = manager.manifest(plan, rd.LogCheckpoint(8, "b", digests=copies))
+        wanted = {0: "a0", 1: "c1", 3: "d3", 4: "b4"} | dict(copies)
+        assert dict(found.digests) == wanted and CheckpointManifest.parse(json.dumps(found.to_json())) == found
 
 
 def test_run_goes_on_without_a_node_in_another_placement() -> None:

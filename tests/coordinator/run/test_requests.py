@@ -14,6 +14,7 @@ from coordinator.planner.limits import Choices
 from coordinator.run import events
 from coordinator.run.events import Outbox
 from coordinator.run.requests import (
+    MAX_CHOICES,
     RunRequest,
     read_run_request,
     receive_run_request,
@@ -68,9 +69,16 @@ def test_run_request_arrives_as_it_was_sent() -> None:
     message.submitted_by = "eve\x1b[2J\n" * 1000
     shown = run_request_from_proto(message).submitted_by
     assert shown.isprintable() and len(shown) < 400
-    for wrong in ({"submission": "x" * 65}, {"nodes": ["a"] * 5000}, {"nodes": ["../a"]}):
-        with pytest.raises(UsageError, match=r"not allowed|nodes at most"):
+    many = {"microbatches": range(1, MAX_CHOICES + 2)}
+    for wrong in ({"submission": "x" * 65}, {"nodes": ["a"] * 5000}, {"nodes": ["../a"]}, many):
+        with pytest.raises(UsageError, match=r"not allowed|nodes at most|among at most"):
             run_request_from_proto(control_pb2.RunRequest(job_toml=message.job_toml, **wrong))
+    # What is named twice is one: each is a plan of its own, or a question to the node
+    twice = control_pb2.RunRequest(
+        job_toml=message.job_toml, nodes=["b", "a", "b"], microbatches=[2, 1, 2] * 99, wire_dtypes=["float32"] * 99
+    )
+    request = run_request_from_proto(twice)
+    assert (request.nodes, request.choices) == (("b", "a"), Choices((2, 1), ("float32",)))
 
 
 def test_file_of_initial_values_goes_behind_its_request(tmp_path: Path) -> None:

@@ -259,6 +259,14 @@ def test_node_watch_draws_the_table_again(capsys: pytest.CaptureFixture[str], mo
     assert capsys.readouterr().out == ""
 
 
+def test_node_watch_leaves_out_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are: a table is not cut in its middle as a message is."""
+    text, _ = io.StringIO(), _sleeps(monkeypatch, 1)
+    with pytest.raises(InterruptedRunError):
+        watch_nodes(lambda: [entry("idle")] * 90, "c:1", as_json=False, console=Console(file=text, width=200))
+    assert text.getvalue().count("idle") == 90
+
+
 def test_node_watch_prints_json_until_ctrl_c(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

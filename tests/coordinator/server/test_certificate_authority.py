@@ -72,6 +72,7 @@ from ringtune.transport.parties import (
 from ringtune.transport.status import error_of_call
 from ringtune.transport.tls import certificate_at, pinned_channel
 from ringtune.v1 import control_pb2, control_pb2_grpc, trust_pb2, trust_pb2_grpc
+from tests.support.cases import cases
 from tests.support.failpoints import DroppedCallError
 
 NOW_S = 1_800_000_000.0
@@ -201,6 +202,10 @@ def test_authority_comes_back_from_its_folder(tmp_path: Path) -> None:
     assert is_issued_by(again.identity(PI, NOW_S).certificate_pem, AUTHORITY.certificate_pem)
     (tmp_path / "authority.pem").chmod(0o644)
     with pytest.raises(TrustError, match="can be read by other users"):
+        Authority.read(tmp_path)
+    (tmp_path / "authority.pem").chmod(0o600)
+    (tmp_path / "authority.pem").write_bytes((tmp_path / "authority.pem").read_bytes()[:300])
+    with pytest.raises(TrustError, match=r"authority\.pem is damaged.*restore a copy"):
         Authority.read(tmp_path)
 
 
@@ -337,6 +342,8 @@ def test_register_that_removes_during_a_renewal_refuses_what_it_gave(register: R
         lambda path: _execute(path, "DELETE FROM generations"),
         lambda path: _execute(path, "DROP TABLE generations"),
         lambda path: _execute(path, "ALTER TABLE certificates DROP COLUMN sha256"),
+        lambda path: _execute(path, "UPDATE tokens SET name = x'00ff'"),
+        lambda path: _execute(path, "UPDATE generations SET generation = 'x'"),
     ],
 )
 def test_register_that_is_damaged_or_of_another_build_is_refused(
@@ -351,6 +358,28 @@ def test_register_that_is_damaged_or_of_another_build_is_refused(
     with pytest.raises(StorageError, match=r"register\.sqlite"):
         Register(tmp_path)
     assert (tmp_path / FILE).read_bytes() == content
+
+
+@cases("content", [None, b"", b"S"])
+def test_register_that_is_lost_is_not_made_anew(tmp_path: Path, content: bytes | None) -> None:
+    """Beside an authority an empty one would accept again what was removed, such as a stolen certificate."""
+    init_trust(tmp_path, time.time())
+    TrustKeeper(tmp_path)
+    (tmp_path / FILE).unlink()
+    if content is not None:
+        (tmp_path / FILE).write_bytes(content)
+    for use in (TrustKeeper, lambda folder: make_token(folder, PI_NODE, time.time() + HOUR_S)):
+        with pytest.raises(StorageError, match=r"register\.sqlite is missing or empty.*restore a copy"):
+            use(tmp_path)
+
+
+def test_register_of_another_authority_is_told(tmp_path: Path) -> None:
+    """As the folder begins to be used: what was removed there is not known here."""
+    for name in ("here", "other"):
+        init_trust(tmp_path / name, time.time())
+    assert TrustKeeper(tmp_path / "here").begin_to_act() == ""
+    shutil.copy(tmp_path / "other" / FILE, tmp_path / "here" / FILE)
+    assert "is not that of the coordinator that acted before" in TrustKeeper(tmp_path / "here").begin_to_act()
 
 
 def _execute(path: Path, statement: str) -> None:

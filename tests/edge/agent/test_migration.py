@@ -21,7 +21,7 @@ from edge.agent.migration import AgentMigration, NextPlacement
 from edge.agent.process import AgentServicer
 from edge.checkpoint.shard_saver import ResumeShard, SavedStart, ShardRequest
 from edge.checkpoint.snapshot_servicer import SnapshotFetcher, SnapshotServicer
-from edge.checkpoint.snapshots import MigratedState, SnapshotShelf, TurnSnapshots, block_digests, head_digest
+from edge.checkpoint.snapshots import MigratedState, SnapshotShelf, TurnSnapshots, block_digests
 from edge.checkpoint.state_folder import StateFolder
 from edge.options import AgentOptions
 from edge.transport.access import RunAccess
@@ -324,7 +324,7 @@ class Keepers:
             sources=[Source(source, *blocks), *([Source(other, blocks[1], 2)] if blocks[1] < 2 else [])],
             from_step=2,
             head_from="" if source == "b" else source,
-            digests={**block_digests(Pieces.of(GOOD)), HEAD_UNIT: head_digest(b"head")},
+            digests={**block_digests(Pieces.of(GOOD)), HEAD_UNIT: Pieces.of(b"head").sha256()},
             others=[Source(other, block, block + 1) for block in range(blocks[1]) if other],
             other_head=other,
         )
@@ -441,7 +441,16 @@ def test_coordinator_learns_of_which_node_a_copy_is_disputed(takes_holder: bool)
 def test_resumed_run_takes_from_disks_what_was_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bytes, head: bytes, fetched: bytes, problem: str
 ) -> None:
-    """Whoever keeps a copy on the disk may write another one; the coordinator knows the digests of the turn's end."""
+    """Whoever keeps a copy on the disk may write another one; the coordinator knows the digests of the turn's end.
+
+    A head may be as large as the embedding of the model, and is never held in memory as a whole.
+    """
+
+    def whole(pieces: Pieces) -> bytes:
+        assert pieces.size_bytes != len(head)
+        return b"".join(pieces)
+
+    monkeypatch.setattr(Pieces, "__bytes__", whole)
     host: Any = SimpleNamespace(
         options=AgentOptions(coordinator="127.0.0.1:1", name="b", state=tmp_path), access=RunAccess("b")
     )
@@ -449,7 +458,7 @@ def test_resumed_run_takes_from_disks_what_was_trained(
     with StateFolder(tmp_path, "b", timeout_s=WAIT_S) as folder:
         for content, is_head in ((own, False), (head, True)):
             folder.run(TWO_AGENTS_RUN).write_part(2, TWO_AGENTS_RUN, content, is_head=is_head)
-        digests = {**block_digests(Pieces.of(GOOD)), HEAD_UNIT: head_digest(b"head")}
+        digests = {**block_digests(Pieces.of(GOOD)), HEAD_UNIT: Pieces.of(b"head").sha256()}
         sources = (Source("b", 0, 2), Source("a", 0, 2))
         resume = ResumeShard(
             TWO_AGENTS_RUN, ShardRequest(2, ""), "b", saved=SavedStart(TWO_AGENTS_RUN, sources, digests=digests)

@@ -16,7 +16,7 @@ import pytest
 
 from edge.checkpoint.retention import FinishedRun, RetentionLimits
 from edge.checkpoint.shard_saver import Saver, ShardRequest, check_shards, open_saver
-from edge.checkpoint.snapshots import SnapshotFile
+from edge.checkpoint.snapshots import SnapshotFile, block_digests, shard_digests
 from edge.checkpoint.state_folder import (
     RunShards,
     StateFolder,
@@ -58,7 +58,7 @@ class FakeModel:
     def shard(self, metadata: Any, *, with_head: bool) -> Pieces:
         """The content of every shard."""
         self.asked.append((dict(metadata), with_head))
-        return Pieces.of(f"content of {metadata['step']}".encode())
+        return write_tensors({}, metadata={"step": metadata["step"]})
 
     def load_shard(self, data: Pieces, metadata: Any, *, with_head: bool) -> None:
         """Remember it."""
@@ -257,7 +257,7 @@ def test_saver_of_a_finished_run_marks_it_and_of_one_that_goes_on_takes_the_mark
 def test_saver_does_not_go_on_with_other_rows(tmp_path: Path, before: str, now: str, is_refused: bool) -> None:
     """The owner and the remedy are named; a run of an earlier version kept no digest, and goes on."""
     saver = Saver(tmp_path, RUN, PLAN, "a", rows=before)
-    shard = saver.save(4, FakeModel(), with_head=False)
+    shard, _ = saver.save(4, FakeModel(), with_head=False)
     saver.close()
     saver, model = Saver(tmp_path, RUN, PLAN, "a", rows=now), FakeModel()
     if is_refused:
@@ -282,7 +282,7 @@ def test_saver_names_the_file_of_a_shard_that_can_not_be_gone_on_with(tmp_path: 
             raise self.error
 
     saver, model = Saver(tmp_path, RUN, PLAN, "a"), Failing()
-    shard = saver.save(4, model, with_head=False)
+    shard, _ = saver.save(4, model, with_head=False)
     for error, kind, message in (
         (IntegrityError("the shard is of node 'b', not 'a'"), IntegrityError, ": the shard is of node 'b'"),
         (DivergedError("not finite"), DivergedError, ": not finite"),
@@ -321,7 +321,7 @@ def test_open_saver_needs_a_folder_only_if_the_plan_does(
 def test_check_shards_answers_for_each(tmp_path: Path) -> None:
     """Empty means intact; a node without a folder says so."""
     saver = Saver(tmp_path, RUN, PLAN, "a")
-    shard = saver.save(4, FakeModel(), with_head=False)
+    shard, _ = saver.save(4, FakeModel(), with_head=False)
     saver.close()
     asked = [ShardRequest(8, shard.sha256), ShardRequest(4, shard.sha256)]
     problems = check_shards(tmp_path, "a", RUN, asked, timeout_s=1.0)
@@ -513,6 +513,17 @@ def test_links_and_other_files_are_no_parts(parts: RunShards, tmp_path: Path) ->
     assert parts.parts() == ()
     parts.keep_from(100)
     assert len(list((tmp_path / RUN_OF_PARTS).iterdir())) == 2
+
+
+def test_units_of_a_shard_have_the_digests_of_their_parts(parts: RunShards) -> None:
+    """What another node gets of it, a few of its blocks or the head, is compared with them."""
+    content = Pieces.of(file_of(1, 2, head=b"abc"))
+    told = shard_digests(content, 4)
+    shard = parts.write(4, content)
+    for block in (1, 2):
+        part = parts.part(4, RUN_OF_PARTS, block, block + 1, sha256=shard.sha256)
+        assert block_digests(part) == {block: told.pop(block)}
+    assert told == {4: parts.head(4, RUN_OF_PARTS, sha256=shard.sha256).sha256()}
 
 
 def test_turns_of_a_lost_run_are_saved_in_place_of_those_before(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from edge.data.images import ImageExamples, ImageFile, ImageProcessor, Images
 from edge.profiler.timing import Timer
 from ringtune.costs.model_facts import model_facts
 from ringtune.errors import DataError, ModelError
-from ringtune.job.rows import FRAMES
+from ringtune.job.rows import FRAMES, NO_PICTURE
 from ringtune.models.preprocessor import PREPROCESSOR_FILE, read_image_steps
 from tests.support import hand_ring as ring
 from tests.support import tiny
@@ -403,6 +403,54 @@ def test_images_refuse_damaged_files(vit: Path, tmp_path: Path, monkeypatch: pyt
     ):
         with pytest.raises(DataError, match=message):
             load(vit, tmp_path / name)
+
+
+HEADERS = (
+    "{'descr': '<f4', 'fortran_order': False, 'shape': (%s,)}" % ("9" * 30),
+    "{'descr': '<f4', 'fortran_order': False, 'shape': (True,)}",
+    "{'descr': ('<f4',), 'fortran_order': False, 'shape': (5,)}",
+    "{1: 2, 'a': 3}",
+    "+".join("1" * 4900),
+    "if 1:\n    a\n  b",
+)
+"""Headers of arrays that numpy's reader refuses with errors of all kinds."""
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_array_with_a_damaged_header_is_named(vit: Path, tmp_path: Path, header: str) -> None:
+    """A header is a text of Python: numbers, names and nesting of any kind."""
+    content = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + bytes(64)
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "a.npy").write_bytes(content)
+    with zipfile.ZipFile(tmp_path / "rows.npz", "w") as archive:
+        archive.writestr("image.npy", content)
+        archive.writestr("label.npy", content)
+    for path, message in (
+        (tmp_path, r"cat/a\.npy is no readable array"),
+        (tmp_path / "rows.npz", "is no readable npz"),
+    ):
+        with pytest.raises(DataError, match=message):
+            load(vit, path)
+
+
+def test_picture_that_is_a_program_is_not_run(
+    vit_of_colours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pillow gives EPS to Ghostscript, whatever the suffix; links to devices, such as a terminal, are no pictures."""
+    (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/run\n")
+    (tmp_path / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    (tmp_path / "rows" / "cat").mkdir(parents=True)
+    picture(SIDE, SIDE).save(tmp_path / "rows" / "cat" / "a.png")
+    (tmp_path / "rows" / "cat" / "b.png").symlink_to("/dev/zero")
+    source = make_source(vit_of_colours)
+    assert dict(source.read(tmp_path / "rows").left_out) == {NO_PICTURE: 1}
+    (tmp_path / "rows" / "cat" / "c.png").write_bytes(
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 12 12\n%%EndComments\n%%EndProlog\nshowpage\n%%EOF\n"
+    )
+    with pytest.raises(DataError, match=r"c\.png is no readable picture \(cannot identify"):
+        source.read(tmp_path / "rows")
+    assert not (tmp_path / "run").exists()
 
 
 def test_images_say_what_pictures_need(vit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

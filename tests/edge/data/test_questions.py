@@ -160,6 +160,7 @@ def test_questions_errors_say_where(model_folder: Path, tmp_path: Path) -> None:
         ({}, "has no column 'answer'; it has the columns 'question'"),
         ({"question": 1, "answer": "w2"}, "column 'question' is not text"),
         ({"answer": 3}, "column 'answer' is no answer"),
+        ({"answer": ["w9"] * 4097}, "column 'answer' has more than 4,096 answers"),
         ({"answer": {"text": ["w2"], "answer_start": []}}, "no answer_start for"),
         ({"answer": {"text": ["w2"], "answer_start": ["0"]}}, "no answer_start for"),
         (

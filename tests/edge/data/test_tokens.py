@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertTokenizer, BertTokenizerFast, GPT2Tokenizer, GPT2TokenizerFast, PreTrainedTokenizerFast
 
 from edge.data.tokens import DOES, Encoder, load_tokenizer
-from ringtune.errors import ModelError
+from ringtune.errors import DataError, ModelError
 from ringtune.models.tokenizer import CARRIED_OUT, COMPARED, NO_NUMBER, ONLY_SLOW
 
 _TEXTS = ("w1 w2", "w3 <x> w4", "", "unheard w0")
@@ -220,6 +220,25 @@ def test_keys_of_a_tokenizer_that_nobody_knows_are_refused(tmp_path: Path) -> No
         load_tokenizer(_bert(tmp_path, tokenizer_file="other.json"))
     assert DOES.keys() == COMPARED
     assert not CARRIED_OUT & NO_NUMBER | (CARRIED_OUT | NO_NUMBER) & (COMPARED | ONLY_SLOW)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_text_beyond_the_bound_is_cut_before_it_is_encoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: str
+) -> None:
+    """A million characters take up to a gigabyte; rows are those of the whole text, other texts are refused."""
+    tokenizer = load_tokenizer(_bert(tmp_path, truncation_side=side))
+    texts = ["b a " * 20, ("a b " * 20, "b"), ("a b " * 20, "b b a " * 20), "a" * 80]
+    wanted = list(Encoder(tokenizer, texts, 8))
+    monkeypatch.setattr("edge.data.tokens.MAX_CHARACTERS", 60)
+    encoder = Encoder(tokenizer, texts, 8)
+    assert list(encoder) == wanted and encoder.cut_rows == 4
+    for encode in (
+        functools.partial(tokenizer, "a " * 31),
+        functools.partial(tokenizer, ["a"] * 61, is_split_into_words=True),
+    ):
+        with pytest.raises(DataError, match=r"a text has 6[12] characters, and at most 60 are encoded; divide it"):
+            encode()
 
 
 def test_tokenizer_that_panics_is_an_error_without_the_text(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import math
 import pickle
 import shutil
 import subprocess
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -231,6 +232,16 @@ def _expanded(folder: Path) -> None:
     torch.save({"a": torch.zeros(1).expand(1 << 23)}, folder / "pytorch_adapter.bin")
 
 
+def _packed(folder: Path) -> None:
+    """Zeros that take a thousandth of their bytes, which torch would unpack."""
+    _expanded(folder)
+    torch.save({"a": torch.zeros(1 << 20)}, folder / "whole.bin")
+    packed = zipfile.ZipFile(folder / "pytorch_adapter.bin", "w", zipfile.ZIP_DEFLATED)
+    with zipfile.ZipFile(folder / "whole.bin") as whole, packed:
+        for name in whole.namelist():
+            packed.writestr(name, whole.read(name))
+
+
 def _twice(own: dict[str, torch.Tensor]) -> None:
     name, value = next((name, value) for name, value in own.items() if ".last-month." in name)
     own[name.replace(".last-month.", ".ringtune.")] = value.clone()
@@ -262,6 +273,7 @@ BAD: list[tuple[Callable[[Path], object], dict[str, object], str]] = [
     (_tensors(_twice), {}, "two tensors have one name; the folder has several adapters"),
     (lambda folder: (folder / "users").mkdir(), {}, r"is damaged \(IndexError: .*copy the folder again"),
     (_edit("head_config.json", label2id={"a": 0, "b": "1"}), {}, r"is damaged \(TypeError: "),
+    (_packed, {}, r"pytorch_adapter\.bin unpacks to 4,[0-9,]+ bytes, more than 2 times its own"),
     (_expanded, {}, r"pytorch_adapter\.bin has tensors larger than the file"),
     (_with_code_in_head, {}, r"can't be read: pytorch_model_head\.bin has more than tensors, or is damaged "),
     (_with_code, {}, "has more than tensors, or is damaged .*use_safetensors=True"),

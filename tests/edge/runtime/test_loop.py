@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from edge.checkpoint.shard_saver import Saver
+from edge.checkpoint.snapshots import HEAD
 from edge.runtime import reporter as rp
 from edge.runtime.loop import CopyMonitor
 from edge.runtime.reporter import CopyCompared, record_line
@@ -33,6 +34,8 @@ from ringtune.schedule.lowering import item_updates
 from ringtune.schedule.methods import Hift
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn, items, turn_sequence
+from ringtune.storage.pieces import FilePieces, Pieces
+from ringtune.storage.tensor_files import TensorFile
 from ringtune.techniques.operations import check_scores
 from ringtune.techniques.replicas import compared_copies
 from ringtune.transport.codecs import scores_from_proto
@@ -342,9 +345,11 @@ def test_run_reports_a_turn_as_done_after_its_shard_is_on_disk(tmp_path: Path, s
         assert [(entry.turn, entry.step) for entry in saved] == [(turn.index, turn.first_step) for turn in checkpoints]
         for entry, turn in zip(saved, checkpoints, strict=True):
             assert entries.index(entry) < entries.index(rp.TurnDone(turn.index))
-            content = (tmp_path / node / RUN / f"step-{entry.step}.safetensors").read_text()
-            assert f'"head": {str(turn.owner == node).lower()}' in content
-            assert entry.shard.size_bytes == len(content)
+            content = FilePieces(tmp_path / node / RUN / f"step-{entry.step}.safetensors")
+            assert (HEAD in TensorFile(content, where="").infos) is (turn.owner == node)
+            assert entry.shard.size_bytes == content.size_bytes
+            head = {PLAN_OF_CHECKPOINTS.course.head: Pieces.of(str(entry.step).encode()).sha256()}
+            assert entry.digests == (head if turn.owner == node else {})
     logs = [ring.executors[node].head_log for node in PLAN_OF_CHECKPOINTS.nodes]
     assert all("dropped" in log and "saved" in log for log in logs)
     for log in logs:
