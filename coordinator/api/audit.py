@@ -394,7 +394,7 @@ def sentences(ledger: CheckedLedger) -> Iterator[str]:
     yield from map(one_line, (*ledger.facts, *ledger.problems))
     yield (
         "not shown: that what was not drawn was computed rightly; what an owner says of its rows, embedding and loss; "
-        "that the result has the head of the last owner"
+        "what the result has beside the hosts' blocks (head, invertible adapter, private blocks)"
     )
     if not ledger.is_done:
         yield f"the run has no result yet, so its ledger is checked up to step {ledger.figures['last']:,} only"
