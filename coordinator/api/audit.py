@@ -136,6 +136,7 @@ def audit_run(folder: Path) -> CheckedLedger:
         check.compare(
             weights, steps=steps, keeps_best=keeps_best, num_blocks=run.plan.course.head, private_blocks=private
         )
+        check.compare_length(run.plan.course.num_steps)
     return check.checked()
 
 
@@ -337,6 +338,14 @@ class LedgerCheck:
         else:
             named = ", ".join(map(str, wrong.get(self._last, [])))
             self._problems.append(f"the result has other weights than at step {self._last}, of block {named}")
+
+    def compare_length(self, planned_steps: int) -> None:
+        """Tell where a ledger with a result ends before the planned steps: who changes both may leave out the end."""
+        if self._last < planned_steps:
+            self._facts.append(
+                f"the ledger and the metrics end at step {self._last:,} of {planned_steps:,} planned ones: the run "
+                "stopped early, or what came after it was left out"
+            )
 
     def checked(self) -> CheckedLedger:
         """Return what was found.

@@ -140,6 +140,16 @@ def test_result_with_two_tensors_of_one_place_in_a_block_is_wrong(tmp_path: Path
     assert code == 7 and f"twice, once as '{other}'" in output
 
 
+def test_run_that_ends_before_its_plan_is_told(tmp_path: Path) -> None:
+    """An earlier result with a ledger and metrics without their end fits together, as does a run that stopped early."""
+    write_ledger(folder := tmp_path / "run")
+    assert "planned ones" not in asked(folder)[1]
+    more = make_plan([("a", 0, 2), ("b", 2, 4)], ["o"], num_steps=8, microbatches=2, method="all", eval_rows=0)
+    (folder / "plan.json").write_text(json.dumps(more.to_json()))
+    code, output = asked(folder)
+    assert code == 0 and "the ledger and the metrics end at step 6 of 8 planned ones: the run stopped early" in output
+
+
 def other_state_of(at: int) -> Callable[[Lines], None]:
     """A says that it began a turn with another state."""
 
