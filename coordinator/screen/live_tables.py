@@ -34,10 +34,10 @@ class LiveProgress(LineProgress):
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console()
         self._bar = bars.Progress(
-            bars.TextColumn("{task.description}"),
+            bars.TextColumn("{task.description}", markup=False),
             bars.BarColumn(),
             bars.MofNCompleteColumn(),
-            bars.TextColumn("{task.fields[numbers]}"),
+            bars.TextColumn("{task.fields[numbers]}", markup=False),
             bars.TimeElapsedColumn(),
             bars.TimeRemainingColumn(),
             console=self._console,
@@ -68,8 +68,8 @@ class LiveProgress(LineProgress):
 
     def state(self, state: str) -> None:
         """Show the phase as the title of the bar."""
-        self._phase = state
-        self._bar.update(self._task, description=state)
+        self._phase = printable(state)
+        self._bar.update(self._task, description=self._phase)
 
     def plan(self, plan: Plan, memory_bytes: Mapping[str, int]) -> None:
         """Show a line for each node from now on."""

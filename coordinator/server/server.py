@@ -448,7 +448,7 @@ class MembershipServicer(trust_pb2_grpc.MembershipServicer):
 
         def renew() -> trust_pb2.CertifyReply:
             if caller is None:
-                raise _PLAIN
+                raise UsageError(_PLAIN)
             keeper = self._required()
             pem = keeper.renew(caller, request.request_pem)
             return trust_pb2.CertifyReply(certificate_pem=pem, authorities_pem=keeper.authorities)
@@ -501,7 +501,7 @@ class MembershipServicer(trust_pb2_grpc.MembershipServicer):
 
     def _required(self) -> TrustKeeper:
         if self._keeper is None:
-            raise _PLAIN
+            raise UsageError(_PLAIN)
         return self._keeper
 
 
@@ -526,7 +526,7 @@ def _rotate_reply(keeper: TrustKeeper, members: Collection[str]) -> trust_pb2.Ro
 
 _LEAST_ROTATION_LEASES: Final = 10
 _LONGEST_ROTATION_S: Final = 365 * 86400.0
-_PLAIN = UsageError("this coordinator gives no certificates; start it with a trust folder")
+_PLAIN: Final = "this coordinator gives no certificates; start it with a trust folder"
 
 _MAX_CALLS = 4096
 _STOP_RUN_S = 8.0

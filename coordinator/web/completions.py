@@ -55,6 +55,8 @@ MAX_NEW_TOKENS: Final = 4096
 _MAX_STOPS, _MAX_STOP = 4, 256
 SEND_S: Final = 20.0
 """All the time that an answer waits for its reader; then it ends."""
+_LOOK_S: Final = 0.5
+"""Between two looks whether a client that waits has left, so that others can have its place."""
 _START_S, _END_S = 60.0, 5.0
 _LOGGED: Final = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 
@@ -242,7 +244,7 @@ class Completions:
             raise ProblemError(error.detail, error.status_code) from error
         template = bool(self._process.ready.has_template)
         question = asked_of(body, self._name, is_chat=form.is_chat, has_template=template)
-        answer = await self._begin(question)
+        answer = await self._begin(question, request)
         try:
             if await request.is_disconnected():
                 raise ProblemError("nobody reads the answer")
@@ -271,8 +273,8 @@ class Completions:
                 return _json(form.whole(text))
         return Response(status_code=HTTPStatus.BAD_REQUEST)  # nobody reads it
 
-    async def _begin(self, question: ReadRequest) -> _Answer:
-        """Wait for the turn of a request."""
+    async def _begin(self, question: ReadRequest, request: Request) -> _Answer:
+        """Wait for the turn of a request, for as long as its client does."""
         if self._waiting >= MAX_WAITING:
             raise ProblemError(
                 f"{MAX_WAITING} requests wait already, and one is answered at a time; ask again later",
@@ -282,7 +284,7 @@ class Completions:
         self._waiting += 1
         try:
             async with asyncio.timeout(QUEUE_S):
-                await self._turn.acquire()
+                await self._take_turn(request)
         except TimeoutError as error:
             raise ProblemError(
                 f"the answer before was not done within {QUEUE_S:g} s; ask again later", 429, code="rate_limit_exceeded"
@@ -290,6 +292,17 @@ class Completions:
         finally:
             self._waiting -= 1
         return _Answer(self, self._process.answer(question.request), self._turn.release)
+
+    async def _take_turn(self, request: Request) -> None:
+        turn = asyncio.ensure_future(self._turn.acquire())
+        try:
+            while not (await asyncio.wait((turn,), timeout=_LOOK_S))[0]:
+                if await request.is_disconnected():
+                    raise ProblemError("nobody reads the answer")
+        except BaseException:
+            if not turn.cancel():  # it was taken meanwhile
+                self._turn.release()
+            raise
 
 
 class _Answer:

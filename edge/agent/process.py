@@ -79,6 +79,7 @@ from ringtune.storage.chunks import cut_pieces
 from ringtune.storage.durable import keep_files_private
 from ringtune.storage.tables import TABLE_SUFFIXES, table_rows
 from ringtune.storage.text_files import form_suffix
+from ringtune.texts import indented
 from ringtune.transport.channels import Server, open_channel
 from ringtune.transport.codecs import removals_from_proto, step_kind
 from ringtune.transport.credentials import Removals, process_credentials
@@ -243,7 +244,7 @@ def _figures(options: AgentOptions, agent: Agent, budget_bytes: int) -> MetricsS
 def _exit_now(ending: _ExitReason) -> None:
     """Exit without waiting for a thread inside a long torch call, or for calls that wait for that thread."""
     if ending.error is not None:
-        sys.stderr.write(f"error: {ending.error}\n")
+        sys.stderr.write(f"error: {indented(str(ending.error))}\n")
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -14,7 +14,7 @@ from edge.checkpoint.retention import KEPT, KEPT_SIZE, RetentionLimits
 from ringtune import options
 from ringtune.errors import RingTuneError
 from ringtune.machine.process import guard_outputs, mark_command_process
-from ringtune.texts import log_to_stderr
+from ringtune.texts import indented, log_to_stderr
 
 if TYPE_CHECKING:
     from edge.options import AgentOptions
@@ -204,7 +204,7 @@ def main() -> int:
     except SystemExit as ending:
         return ending.code if isinstance(ending.code, int) else int(ending.code is not None)
     except RingTuneError as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {indented(str(error))}\n")
         return error.exit_code
     return 0
 

@@ -26,7 +26,7 @@ from ringtune import __version__, targets_of
 from ringtune.errors import InterruptedRunError, RingTuneError, StorageError, UsageError, internal_error
 from ringtune.machine.process import guard_outputs, lost_output, mark_command_process
 from ringtune.options import RENAMED, echo
-from ringtune.texts import log_to_stderr, shown
+from ringtune.texts import indented, log_to_stderr, shown
 
 GROUP = "ringtune.commands"
 BUG_EXIT_CODE = 70
@@ -187,7 +187,7 @@ def _show(error: RingTuneError) -> None:
     name = type(error).__name__
     if "--json" in sys.argv:
         echo(json.dumps({"event": "error", "error": name, "message": str(error), "exit_code": error.exit_code}))
-    echo(f"error: {error}", err=True)
+    echo(f"error: {indented(str(error))}", err=True)
     logging.getLogger(__name__).debug("the error came from here", exc_info=error)
 
 

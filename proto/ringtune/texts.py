@@ -43,6 +43,11 @@ def printable(text: str, *, most: int = MAX_CHARACTERS) -> str:
     return _HIDDEN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
+def indented(text: str) -> str:
+    """Indent the lines after the first one, of an error or a record of a log: no text in it forges another one."""
+    return text.replace("\n", "\n  ")
+
+
 def one_line(text: str, *, most: int = MAX_CHARACTERS) -> str:
     r"""Escape line ends too, of a text that is one entry of a list or table: with them it could forge another one."""
     return printable(text, most=most).replace("\n", r"\n")
@@ -54,8 +59,9 @@ def shown(name: str) -> str:
 
 
 def visible(label: str) -> str:
-    """Return the name of a class on one line: in quotes if it has blanks at an end or invisible characters."""
-    return label if label == label.strip() and label.isprintable() and label else repr(label)
+    """Return the name of a class on one short line: in quotes if it has blanks at an end or invisible characters."""
+    shown_whole = label == label.strip() and label.isprintable() and label
+    return printable(label if shown_whole else repr(label), most=MAX_NAME)
 
 
 def listed(names: Sequence[str], most: int) -> str:
@@ -112,13 +118,13 @@ class _RepeatFilter(logging.Filter):
 class PlainFormatter(logging.Formatter):
     """Formats log lines with ``printable``; tracebacks stay whole up to 20,000 characters.
 
-    Further lines of a record are indented: only records begin at the start of a line, so that no text forges one.
+    Only records begin at the start of a line.
     """
 
     def format(self, record: logging.LogRecord) -> str:
         """Format a record."""
         text = printable(super().format(record), most=_MAX_LOGGED if record.exc_info else MAX_CHARACTERS)
-        return text.replace("\n", "\n  ")
+        return indented(text)
 
 
 def log_to_stderr(level: int | str, stream: TextIO | None = None) -> None:

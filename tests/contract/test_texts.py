@@ -22,8 +22,9 @@ from coordinator.screen.progress import PlainProgress
 from coordinator.screen.tables import table_lines
 from coordinator.server.coordinator import Coordinator
 from coordinator.server.server import member_of
-from ringtune import options
+from ringtune import cli, options
 from ringtune.errors import DataError, error_from_name
+from ringtune.machine.process import exit_code_of
 from ringtune.run_control import events as rd
 from ringtune.texts import (
     LIBRARY_LOGS,
@@ -97,10 +98,18 @@ def test_logs_screens_and_lists_show_no_control_and_no_endless_line(text: str) -
 FORGED = "pi\n2026-01-01 00:00:00,000 ERROR edge: node c is broken"
 
 
-def test_no_text_forges_a_line() -> None:
-    """In the log, in a table, in the coordinator's lines and in the description of a member."""
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def test_no_text_forges_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """In errors, in the log, in a table, in the coordinator's lines and in the description of a member."""
     line = PlainFormatter("%(asctime)s %(message)s").format(logging.makeLogRecord({"msg": FORGED}))
     assert line.splitlines()[1].startswith("  2026")
+    error = DataError("node b: x\nerror: y")
+    cli._show(error)
+    assert exit_code_of(lambda: _raise(error)) == error.exit_code
+    assert capsys.readouterr().err == "error: node b: x\n  error: y\n" * 2
     assert len(table_lines(("node", "system"), [("b", FORGED)])) == 2
     assert "\n" not in member_of(control_pb2.JoinRequest(node="b", system=FORGED)).system
     coordinator, said = Coordinator(lease_s=1.0), list[str]()

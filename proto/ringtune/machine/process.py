@@ -27,6 +27,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar, cast
 
 from ringtune.errors import DeadlineError, PeerLostError, RingTuneError, all_errors, internal_error
+from ringtune.texts import indented
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -152,7 +153,7 @@ def exit_code_of(work: Callable[[], object]) -> int:
         if isinstance(error, OSError) and error.filename is None:
             raise
         told = error if isinstance(error, RingTuneError) else internal_error(error)
-        sys.stderr.write(f"error: {told}\n")
+        sys.stderr.write(f"error: {indented(str(told))}\n")
         return told.exit_code
     return 0
 

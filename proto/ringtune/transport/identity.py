@@ -102,9 +102,13 @@ def facts_of(pem: bytes) -> CertificateFacts:
     """Parse the facts of a party's certificate; raises ``TrustError`` if it names no party."""
     certificate = read_certificate(pem)
     try:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except _UNREADABLE as error:
+        return _facts_of(certificate)
+    except _UNREADABLE as error:  # the library reads the parts of a certificate as they are asked for
         raise TrustError("a certificate names nobody; join anew with a new token") from error
+
+
+def _facts_of(certificate: x509.Certificate) -> CertificateFacts:
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return CertificateFacts(
         party=party_of(name for name in names.get_values_for_type(x509.DNSName) if name != ANY_MEMBER),
         serial=f"{certificate.serial_number:x}",

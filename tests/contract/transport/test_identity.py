@@ -68,9 +68,16 @@ def named_twice(content: bytes) -> bytes:
     return content.replace(uses, names)
 
 
+def of_no_text(content: bytes) -> bytes:
+    """A certificate whose bearer's name is of a type that is no text."""
+    name = b"\x0c\x04pi-4"
+    assert name in content
+    return content.replace(name, b"\x02" + name[1:])
+
+
 def test_certificates_that_are_odd_are_an_error_of_ours() -> None:
     """The library has errors for these that are no others of its own; found by fuzzing."""
-    for change in (of_no_version, named_twice):
+    for change in (of_no_version, named_twice, of_no_text):
         with pytest.raises(TrustError):
             facts_of(changed(WHO.certificate_pem, change))
     with pytest.raises(TrustError):

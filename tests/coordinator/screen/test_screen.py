@@ -259,6 +259,16 @@ def test_node_watch_draws_the_table_again(capsys: pytest.CaptureFixture[str], mo
     assert capsys.readouterr().out == ""
 
 
+def test_live_phase_is_text() -> None:
+    """Brackets in it are no markup, an unknown one of which would end the display; a terminal obeys nothing in it."""
+    text = io.StringIO()
+    with LiveProgress(Console(file=text, width=200, force_terminal=True)) as progress:
+        progress.state("waiting [/soon] \x1b]0;owned\x07")
+        shown = io.StringIO()
+        Console(file=shown, width=200).print(progress._render())
+    assert r"waiting [/soon] \x1b]0;owned\x07" in shown.getvalue() and "\x1b]0;" not in text.getvalue()
+
+
 def test_node_watch_leaves_out_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many there are: a table is not cut in its middle as a message is."""
     text, _ = io.StringIO(), _sleeps(monkeypatch, 1)

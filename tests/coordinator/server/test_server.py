@@ -42,7 +42,7 @@ from ringtune.models.weights_by_digest import ModelSource, manifest_from_proto
 from ringtune.storage.pieces import FilePieces, Pieces
 from ringtune.transport.channels import open_channel
 from ringtune.transport.credentials import Credentials, using_credentials
-from ringtune.transport.endpoints import CLIENT_OPTIONS, WIRE
+from ringtune.transport.endpoints import CLIENT_OPTIONS, MAX_STREAMS, WIRE
 from ringtune.transport.open_calls import TokenBucket
 from ringtune.transport.parties import COORDINATOR, Party
 from ringtune.transport.status import error_of_status
@@ -80,6 +80,16 @@ def error_of(call: grpc.RpcError) -> RingTuneError:
     """The error that a failed call carries."""
     assert isinstance(call, grpc.Call)
     return error_of_status(call.code().name, call.details() or "", peer="coordinator")
+
+
+def test_refused_calls_leave_nothing_behind(server: CoordinatorServer) -> None:
+    """An error that was made once for all of them kept each call, until the connection had room for none."""
+    with grpc.insecure_channel(server.address, options=CLIENT_OPTIONS) as channel:
+        stub = trust_pb2_grpc.MembershipStub(channel)
+        for _ in range(MAX_STREAMS + 1):
+            with pytest.raises(grpc.RpcError) as failed:
+                stub.Renew(trust_pb2.RenewRequest(), timeout=CALL_S)
+            assert "this coordinator gives no certificates" in str(error_of(failed.value))
 
 
 def test_service_lists_who_joined(stub: control_pb2_grpc.CoordinatorStub, server: CoordinatorServer) -> None:
