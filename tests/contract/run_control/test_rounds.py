@@ -197,6 +197,9 @@ def test_rounds_of_a_resumed_run_say_without_which_node_another_run_continues(ev
     rounds.handle(rd.TurnReported("a", 0), 1.0)
     assert isinstance(rounds.handle(event, 8.5)[-1], rd.Finish)
     assert rounds.lost == lost
+    rounds = trained_rounds(plan, recovery=RecoveryPolicy())  # it keeps its beginning
+    rounds.handle(rd.NodeFailed("a", "PeerLostError", "it is lost"), 1.0)
+    assert rounds.phase == "failed" and not rounds.lost
 
 
 @cases("leaves_out", [True, False])
