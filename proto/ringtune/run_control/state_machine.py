@@ -271,7 +271,7 @@ class RunStateMachine:
             self._on_node_failed(rd.NodeFailed(lost, PeerLostError.__name__, late))
         elif self.phase == "moving":
             self._on_moving(self._required_migration.late(self._now_s))
-        elif self._goes_back and (silent := self._silent_host()):
+        elif self._migration is not None and (silent := self._silent_host()):
             self._go_on_without(rd.NodeFailed(silent, DeadlineError.__name__, self._overdue))
         else:
             raise DeadlineError(self._overdue)
