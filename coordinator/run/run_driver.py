@@ -598,7 +598,7 @@ class RunWork:
         if plan is None or not self._request.is_training:
             return None
         if not plan.course.method.full_parameters:
-            if self._checkpoints.start is None or self._rounds.has_kept or not plan.goes_back:
+            if self._checkpoints.start is None or not plan.goes_back:
                 return None
             step = self._checkpoints.start.step
         back = self._rounds.continues_with

@@ -682,7 +682,7 @@ class TrustKeeper:
         self._invitations = TokenBucket(_INVITATIONS, _INVITATIONS / 60.0, now_s=clock)
         self._register = Register(folder, shared)
         self._rotating = threading.RLock()  # held while the rotation changes
-        self._versions: dict[str, str | None] = {}
+        self._versions: dict[str, str] = {}
         self._looked_unix_s = -math.inf
         self.last_state: RotationState | None = None
         self._authority, self._next, self._rotation = self._read_authorities()
@@ -882,15 +882,15 @@ class TrustKeeper:
         if identity != self.credentials.identity:
             self.credentials.identity = identity
 
-    def heard(self, caller: CertificateFacts, authorities_version: str | None) -> None:
-        """Note the authority of a caller's certificate, and of a node which authorities it trusts."""
+    def heard(self, caller: CertificateFacts, authorities_version: str) -> None:
+        """Note the authority of a caller's certificate, and of a node which authorities it trusts, empty = unknown."""
         if self._rotation is None:
             return
         with self._rotating:
             if (rotation := self._rotation) is None:
                 return
             if caller.party.role == NODE_ROLE:
-                self._versions[caller.party.name] = authorities_version and authorities_version[:_MAX_VERSION]
+                self._versions[caller.party.name] = authorities_version[:_MAX_VERSION]
             is_of_new = caller.authority == authority_id(rotation.new)
             after = rotation.heard(str(caller.party), is_of_new=is_of_new)
             if after != rotation and self._moves.take(caller.party):  # who calls with both would keep the disk busy

@@ -7,7 +7,8 @@
                                            else from the newest checkpoint, else from the beginning
 
 Where all parameters train, the run that has lost a node, or ends with a checkpoint as an owner is back, is resumed in
-the same way, from its newest checkpoint: by ``RunHistory``.
+the same way, from its newest checkpoint: by ``RunHistory``. So is a resumed run that loses a node before a turn has
+ended, from where it began.
 
 Meanwhile nodes have released the run, and have written shards and their copies of the last turns to disk. The resuming
 run has an id of its own, as with ``--resume``, so late messages of the former run are refused.
@@ -73,7 +74,10 @@ def _num_in_vain(records: Mapping[str, RunRecord], last: RunRecord) -> int:
 
 
 class RunHistory:
-    """The events of a run of all parameters, which has no operations, from which it may be resumed; an event sink.
+    """The events from which the coordinator resumes a run that has lost a node; an event sink.
+
+    Such a run trains all parameters, which has no operations, or has ended no turn since it was resumed, so that the
+    table is that of ``request``.
 
     Args:
         request: began the run.

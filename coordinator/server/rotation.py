@@ -64,7 +64,7 @@ class Rotation:
         """The trusted ones, the one that signs first."""
         return (self.new, self.old) if self.phase is Phase.ISSUING else (self.old, self.new)
 
-    def unconfirmed(self, versions: dict[str, str | None], members: Collection[str]) -> list[str]:
+    def unconfirmed(self, versions: dict[str, str], members: Collection[str]) -> list[str]:
         """Return the members that may not trust the new authority yet.
 
         Args:

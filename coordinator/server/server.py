@@ -115,7 +115,6 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
         answer(context, join)
         return control_pb2.JoinReply(
             lease_s=self._coordinator.lease_s,
-            coordinator_version=__version__,
             now_unix_s=now_unix_s(),
             authorities_pem=self._keeper.authorities if self._keeper is not None else (),
         )
@@ -127,10 +126,9 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
         beat = answer(context, lambda: self._coordinator.heartbeat(request.node, request.instance, request.rss_bytes))
         reply = control_pb2.HeartbeatReply(known=beat[0], run_id=beat[1], now_unix_s=now_unix_s())
         if self._keeper is not None:
-            said = request.authorities_version if request.HasField("authorities_version") else None
-            self._hear(context, said)
+            self._hear(context, request.authorities_version)
             authorities = self._keeper.authorities
-            if said != authorities_version(authorities):
+            if request.authorities_version != authorities_version(authorities):
                 reply.authorities_pem.extend(authorities)
             removed = self._keeper.credentials.removed
             reply.removals_version = removed.version
@@ -138,7 +136,7 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
                 reply.removed.extend(map(removal_to_proto, removed.entries))
         return reply
 
-    def _hear(self, context: grpc.ServicerContext, authorities: str | None = None) -> None:
+    def _hear(self, context: grpc.ServicerContext, authorities: str = "") -> None:
         """Let a rotation of the authority go on with a call: of whom, and which authorities a node trusts."""
         keeper, caller = self._keeper, caller_of(context)
         if keeper is not None and caller is not None:

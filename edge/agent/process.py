@@ -475,7 +475,7 @@ class Membership:
             rss_bytes=self._rss_bytes(),
             sent_unix_s=time.time(),
             removals_version=self._removals_version,
-            authorities_version=who.identity.authorities_version if (who := process_credentials()) else None,
+            authorities_version=who.identity.authorities_version if (who := process_credentials()) else "",
         )
         sent_s = time.monotonic()
         try:

@@ -16,7 +16,7 @@ from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.lowering import neighbours
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StepKind
+from ringtune.schedule.turns import StartPoint, StepKind
 from tests.suites.test_recovery_on_virtual_clock import (
     drawn_runs,
     ends_for_lack,
@@ -218,7 +218,8 @@ def test_host_with_ever_more_bad_steps_is_left_out(node: str, repeated: int) -> 
 
 def test_resumed_run_ends_at_a_bad_step_before_a_turn_was_committed() -> None:
     """What it began with is on disks, and nowhere in memory."""
-    ring = ring_of(small_plan(), random.Random(9), recovery=RecoveryPolicy(begins_anew=False))
+    plan = small_plan()
+    ring = ring_of(plan, random.Random(9), start=StartPoint.of(plan.course, step=2 * plan.course.local_iterations))
     ring.is_bad = bad_at(random.Random(9), [1])
     result = ring.run()
     assert result.finish is not None

@@ -86,13 +86,11 @@ class RecoveryPolicy:
     """Settings of a run that recovers.
 
     Attributes:
-        begins_anew: whether every node can make the weights of step 0 by itself, so that the run may go back to step 0.
         leaves_out: whether the run continues without a lost owner, and without its rows.
         awaits_s: time limit of the wait for an indispensable node, in seconds; 0 = the run ends at once.
         num_steps: gives the steps of a run by the rows of all its owners; None = an owner that was left out stays out.
     """
 
-    begins_anew: bool = True
     leaves_out: bool = False
     awaits_s: float = 0.0
     num_steps: Callable[[Sequence[int]], int] | None = None

@@ -106,8 +106,8 @@ class RunStateMachine:
         joins: of nodes during the run; who tells of a join notes it there.
         continues_with: owners that are back, where all parameters train: the run has ended with a checkpoint, and
             another one continues from there with their turns.
-        lost: the node that has ended the run, by its loss or its own error, so that another one may continue without
-            it; empty = none.
+        lost: the node that has ended the run, by its loss or its own error, where nodes keep no turn in memory, so that
+            another one may continue from the disks without it; empty = none.
     """
 
     def __init__(
@@ -159,11 +159,6 @@ class RunStateMachine:
         self._returning: tuple[str, ...] = ()  # those that are there when the run is resumed
         self.continues_with: tuple[str, ...] = ()
         self.lost = ""
-
-    @property
-    def has_kept(self) -> bool:
-        """Whether the nodes keep the end of a turn, or the beginning, to which the run can go back."""
-        return self._kept.step is not None
 
     def handle(self, event: rd.Event, now_s: float) -> list[rd.Command]:
         """Take one event at time ``now_s`` (monotonic seconds); return the commands in order.
@@ -276,7 +271,7 @@ class RunStateMachine:
             self._on_node_failed(rd.NodeFailed(lost, PeerLostError.__name__, late))
         elif self.phase == "moving":
             self._on_moving(self._required_migration.late(self._now_s))
-        elif self._goes_back and (silent := self._silent_host()):
+        elif self._migration is not None and (silent := self._silent_host()):
             self._go_on_without(rd.NodeFailed(silent, DeadlineError.__name__, self._overdue))
         else:
             raise DeadlineError(self._overdue)
@@ -382,7 +377,7 @@ class RunStateMachine:
             raise PlanError(f"a run can't move to another placement: {why}; give the plan one placement")
         self._enter("preparing", part.nodes)
         self._commands += [rd.Prepare(node, part) for node in part.nodes]
-        if self._goes_back and self._start_point is None and self._policy.begins_anew:
+        if self._goes_back and self._start_point is None:
             self._kept.begin(StartPoint.of(plan.course).holder)  # the first turn to which the run can go back
 
     @property
@@ -537,7 +532,9 @@ class RunStateMachine:
                 self._on_moving(commands)
 
     def _blamed(self, event: rd.NodeFailed, *, is_lost: bool) -> str:
-        """Return the node that ends the run; an owner that comes back, and is not fit, before another one."""
+        """Return the node that ends the run, as ``lost``; an owner that comes back and is not fit goes first."""
+        if self._kept.step is not None:
+            return ""
         ends = [node for node in (event.lost, event.node) if node]
         unfit = [node for node in ends if self.phase == "preparing" and node in self._returning]
         return next(iter([*unfit, *ends * is_lost]), "")

@@ -45,16 +45,14 @@ class JoinRequest(_message.Message):
     def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[str] = ..., has_data: _Optional[bool] = ..., memory_bytes: _Optional[int] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., system: _Optional[str] = ..., instance: _Optional[str] = ..., is_guest: _Optional[bool] = ..., train_rows: _Optional[int] = ..., eval_rows: _Optional[int] = ..., cores: _Optional[int] = ..., wire: _Optional[int] = ..., rack: _Optional[str] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("lease_s", "coordinator_version", "now_unix_s", "authorities_pem")
+    __slots__ = ("lease_s", "now_unix_s", "authorities_pem")
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
-    COORDINATOR_VERSION_FIELD_NUMBER: _ClassVar[int]
     NOW_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     AUTHORITIES_PEM_FIELD_NUMBER: _ClassVar[int]
     lease_s: float
-    coordinator_version: str
     now_unix_s: float
     authorities_pem: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, lease_s: _Optional[float] = ..., coordinator_version: _Optional[str] = ..., now_unix_s: _Optional[float] = ..., authorities_pem: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, lease_s: _Optional[float] = ..., now_unix_s: _Optional[float] = ..., authorities_pem: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("node", "instance", "run_id", "rss_bytes", "sent_unix_s", "removals_version", "authorities_version")

@@ -175,6 +175,17 @@ def test_rounds_go_on_without_a_host_that_never_says_that_it_has_done_a_turn(nod
         assert answer[-1] == rd.Finish("DeadlineError", late)
 
 
+@cases("node", ["a", "b"])
+def test_rounds_of_all_parameters_end_with_a_silent_host_for_another_run_to_continue_without_it(node: str) -> None:
+    """From the last checkpoint; a silent owner of rows ends it."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=8, local_iterations=2, method=Hift())
+    rounds = trained_rounds(plan.with_copies(True), recovery=RecoveryPolicy(), wait_s=5.0)
+    rounds.handle(rd.TurnReported("b" if node == "a" else "a", 0), 1.0)
+    late = f"waited 7.5 s for turn 0 of node a (from step 0): not done by {node}"
+    assert rounds.handle(TimerFired("phase"), 8.5)[-1] == rd.Finish("DeadlineError", late)
+    assert rounds.lost == ("b" if node == "b" else "")
+
+
 def test_rounds_go_on_without_the_host_from_which_a_silent_owner_awaits_its_first_tensor() -> None:
     """An owner without blocks does not miss it, as its turn may come late; one that lies so costs one host."""
     plan = make_plan([("b", 0, 2), ("c", 2, 4)], ["a"], num_steps=16, eval_rows=0).with_copies(True)
@@ -197,6 +208,9 @@ def test_rounds_of_a_resumed_run_say_without_which_node_another_run_continues(ev
     rounds.handle(rd.TurnReported("a", 0), 1.0)
     assert isinstance(rounds.handle(event, 8.5)[-1], rd.Finish)
     assert rounds.lost == lost
+    rounds = trained_rounds(plan, recovery=RecoveryPolicy())  # it keeps its beginning
+    rounds.handle(rd.NodeFailed("a", "PeerLostError", "it is lost"), 1.0)
+    assert rounds.phase == "failed" and not rounds.lost
 
 
 @cases("leaves_out", [True, False])

@@ -130,7 +130,7 @@ class Ring:
         who, keeper = self.parties[party], self.keeper
         if not trusts(who, keeper.credentials) or not trusts(keeper.credentials, who):
             return False
-        said = who.identity.authorities_version if party.role == "node" else None
+        said = who.identity.authorities_version if party.role == "node" else ""
         keeper.heard(who.identity.facts, said)
         self.go_on()
         if party == DEAF:
@@ -146,7 +146,7 @@ class Ring:
         stub: Any = SimpleNamespace(Renew=certify)
         take_authorities(keeper.authorities, who, self.folder / party.name)
         if renew_if_due(stub, who, self.folder / party.name, self.now_unix_s) and party.role != "node":
-            keeper.heard(who.identity.facts, None)
+            keeper.heard(who.identity.facts, "")
         return True
 
     def come_back(self, party: Party) -> None:
@@ -366,7 +366,7 @@ def test_rotation_notes_few_calls_of_who_has_certificates_of_both(tmp_path: Path
     for _ in range(20):
         for facts in (old, new):
             state = ring.keeper.rotation_state(())
-            ring.keeper.heard(facts, None)
+            ring.keeper.heard(facts, "")
             after = ring.keeper.rotation_state(())
             assert state is not None and after is not None
             written += state.rotation != after.rotation
