@@ -241,6 +241,16 @@ def test_text_beyond_the_bound_is_cut_before_it_is_encoded(
             encode()
 
 
+@pytest.mark.parametrize("names", [None, True, 1])
+def test_setting_that_the_first_text_would_fail_at_is_refused(tmp_path: Path, names: object) -> None:
+    """The library looks at it once a text is encoded."""
+    _bert(tmp_path)
+    content = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**content, "model_input_names": names}))
+    with pytest.raises(ModelError, match=r"has no tokenizer that can be read .*; fetch the model again"):
+        load_tokenizer(tmp_path)
+
+
 def test_tokenizer_that_panics_is_an_error_without_the_text(tmp_path: Path) -> None:
     """A panic is no ``Exception``: the thread of a call would end without an answer to who waits."""
     folder = _write(tmp_path, first=False)
