@@ -13,7 +13,7 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertTokenizer, BertTokenizerFast, GPT2Tokenizer, GPT2TokenizerFast, PreTrainedTokenizerFast
 
-from edge.data.tokens import DOES, Encoder, load_tokenizer
+from edge.data.tokens import DOES, Encoder, Text, load_tokenizer
 from ringtune.errors import DataError, ModelError
 from ringtune.models.tokenizer import CARRIED_OUT, COMPARED, NO_NUMBER, ONLY_SLOW
 
@@ -228,7 +228,7 @@ def test_text_beyond_the_bound_is_cut_before_it_is_encoded(
 ) -> None:
     """A million characters take up to a gigabyte; rows are those of the whole text, other texts are refused."""
     tokenizer = load_tokenizer(_bert(tmp_path, truncation_side=side))
-    texts = ["b a " * 20, ("a b " * 20, "b"), ("a b " * 20, "b b a " * 20), "a" * 80]
+    texts: list[Text] = ["b a " * 20, ("a b " * 20, "b"), ("a b " * 20, "b b a " * 20), "a" * 80]
     wanted = list(Encoder(tokenizer, texts, 8))
     monkeypatch.setattr("edge.data.tokens.MAX_CHARACTERS", 60)
     encoder = Encoder(tokenizer, texts, 8)
