@@ -232,6 +232,7 @@ def load_tokenizer(folder: Path) -> Any:
         tokenizer = loader.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False, **settings)
         if is_made_anew and tokenizer.is_fast and (folder / WHOLE_FILE).is_file():
             _divide_as_in_file(tokenizer, folder / WHOLE_FILE)
+        tokenizer("a")  # some settings, such as model_input_names, are looked at by the first text
     except ImportError as error:
         what = f"{folder}: its tokenizer needs a package that is missing ({_reason(error)})"
         raise ModelError(f"{what}; install it") from error

@@ -14,9 +14,11 @@ counted.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import importlib.util
 import io
+import os
 import warnings
 from array import array
 from collections import Counter
@@ -83,6 +85,7 @@ def look_alike_lines(labels: Iterable[str]) -> list[str]:
 ARRAY: Final = ".npy"
 HIDDEN: Final = "hidden files, whose name or folder begins with a dot"
 NO_PICTURE: Final = "files that are no pictures"
+LINKED: Final = "links to folders inside of other folders, which are not followed"
 NO_CLASS: Final = "pictures that lie in no folder of a class, or deeper than it"
 FRAMES: Final = "further frames of moving pictures and pages of documents, of which the first is taken"
 _MOVING: Final = ("GIF", "PNG", "TIFF", "WEBP")
@@ -113,12 +116,13 @@ def list_pictures(folder: Path, *, has_classes: bool = True) -> PictureFolder:
     """List pictures below a folder, with ``has_classes`` in one folder per class; raises ``DataError``."""
     files: list[Path] = []
     left_out, suffixes = Counter[str](), Counter[str]()
-    for file in sorted(folder.rglob("*")):
+    for file in _files_below(folder):
         parts = file.relative_to(folder).parts
-        if file.is_dir():
-            continue
         if any(part.startswith(".") for part in parts):
             left_out[HIDDEN] += 1
+            continue
+        if file.is_dir():
+            left_out[LINKED] += 1
             continue
         suffixes[file.suffix.lower() or "no suffix"] += 1
         if file.suffix.lower() not in PICTURES or (file.exists() and not file.is_file()):  # a pipe, or a terminal
@@ -129,6 +133,24 @@ def list_pictures(folder: Path, *, has_classes: bool = True) -> PictureFolder:
             files.append(file)
             left_out[FRAMES] += further_frames(file)
     return PictureFolder(folder, tuple(files), dict(+left_out), dict(suffixes))
+
+
+def _files_below(folder: Path) -> list[Path]:
+    """Sort the files below a folder, and links to folders; those in the folder itself, of a class say, are followed."""
+
+    def refuse(error: OSError) -> None:
+        raise DataError(f"can't read {error.filename}: {error.strerror}; permit it, or move it away") from error
+
+    if not os.access(folder, os.R_OK | os.X_OK):
+        refuse(PermissionError(errno.EACCES, "it may not be listed", str(folder)))
+
+    files, links = list[Path](), list[Path]()
+    for top in (folder, *(path for path in folder.iterdir() if path.is_symlink() and path.is_dir())):
+        for place, folders, names in os.walk(top, onerror=refuse):
+            files += [Path(place, name) for name in names]
+            if place != str(folder):
+                links += [path for path in map(Path(place).joinpath, folders) if path.is_symlink()]
+    return sorted(files + links)
 
 
 def further_frames(path: Path, content: bytes = b"") -> int:

@@ -176,21 +176,20 @@ def _opened(path: Path) -> Iterator[io.BufferedIOBase]:
 
 
 _MAX_PADDING: Final = 1 << 16
-"""Zeros behind a gzip archive, which some tapes need."""
+"""Zeros behind a gzip archive, which some tapes need, or bytes of the name in its header."""
 
 
 class _Gzipped(io.BufferedReader):
-    """A gzip file; Python's reader skips the zeros behind the archive one by one, and a sparse file has any number."""
+    """A gzip file, of which Python's reader skips names, and the zeros behind the archive, in single bytes."""
 
-    _num_zeros = 0
+    _num_single = 0
 
     def read(self, size: int | None = -1) -> bytes:
-        """Read; raises ``BadGzipFile`` behind too many zeros that were read one by one."""
-        data = super().read(size)
-        self._num_zeros = self._num_zeros + 1 if data == b"\0" else 0
-        if self._num_zeros > _MAX_PADDING:
-            raise gzip.BadGzipFile(f"more than {_MAX_PADDING:,} zeros follow it")
-        return data
+        """Read; raises ``BadGzipFile`` behind too many bytes that were read one by one."""
+        self._num_single = self._num_single + 1 if size == 1 else 0
+        if self._num_single > _MAX_PADDING:
+            raise gzip.BadGzipFile(f"more than {_MAX_PADDING:,} zeros follow it, or its name is longer")
+        return super().read(size)
 
 
 def _unpacked_zstd(path: Path, file: IO[bytes]) -> Any:

@@ -115,13 +115,17 @@ def test_table_of_a_spreadsheet_is_that_of_its_csv(tmp_path: Path) -> None:
 
 
 def test_packed_table_may_be_padded_but_not_without_end(tmp_path: Path) -> None:
-    """A sparse file ends with any number of zeros, and Python's reader takes them one by one."""
+    """A sparse file ends with any number of zeros, and Python's reader takes them one by one, as a name in a header."""
     path, content = tmp_path / "rows.csv.gz", gzip.compress(csv_text(",").encode())
     path.write_bytes(content + bytes(500))
     assert [(row["text"], row["label"]) for _, row in read(path)[0]] == ROWS
     with path.open("r+b") as file:
         file.truncate(1 << 32)
-    with pytest.raises(DataError, match=r"\(more than 65,536 zeros follow it\); pack it again"):
+    told = r"\(more than 65,536 zeros follow it, or its name is longer\); pack it again"
+    with pytest.raises(DataError, match=told):
+        read(path)
+    path.write_bytes(content[:3] + b"\x08" + content[4:10] + b"n" * 100_000 + b"\0" + content[10:])
+    with pytest.raises(DataError, match=told):
         read(path)
 
 

@@ -27,7 +27,7 @@ from edge.data.images import ImageExamples, ImageFile, ImageProcessor, Images
 from edge.profiler.timing import Timer
 from ringtune.costs.model_facts import model_facts
 from ringtune.errors import DataError, ModelError
-from ringtune.job.rows import FRAMES, NO_PICTURE
+from ringtune.job.rows import FRAMES, LINKED, NO_PICTURE
 from ringtune.models.preprocessor import PREPROCESSOR_FILE, read_image_steps
 from tests.support import hand_ring as ring
 from tests.support import tiny
@@ -191,6 +191,30 @@ def test_folder_of_pictures_passes_over_what_is_hidden_and_refuses_what_is_too_l
     (rows / "dog" / "b.png").write_bytes(large_png(20_000))
     with pytest.raises(DataError, match=r"b\.png is too large a picture .*400000000 pixels"):
         source.read(rows)
+
+
+def test_linked_class_of_pictures_is_read_and_one_that_can_not_be_is_refused(
+    vit_of_colours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both were left out without a word; a link deeper inside is counted, and may be a loop."""
+    (tmp_path / "elsewhere" / "dog").mkdir(parents=True)
+    (rows := tmp_path / "rows" / "cat").mkdir(parents=True)
+    for folder in (rows, tmp_path / "elsewhere" / "dog"):
+        picture(SIDE, SIDE).save(folder / "a.png")
+    (rows.parent / "dog").symlink_to(tmp_path / "elsewhere" / "dog")
+    (rows / "again").symlink_to(rows.parent)
+    found = make_source(vit_of_colours).read(rows.parent)
+    assert found.labels == ("cat", "dog") and dict(found.left_out) == {LINKED: 1}
+    listed = os.scandir
+
+    def scandir(path: str) -> Any:
+        if Path(path).name == "cat":
+            raise PermissionError(13, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr("os.scandir", scandir)
+    with pytest.raises(DataError, match=r"can't read .*rows/cat: Permission denied; permit it, or move it away"):
+        make_source(vit_of_colours).read(rows.parent)
 
 
 def test_picture_that_would_be_huge_before_it_is_cropped_is_refused(vit_of_colours: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertTokenizer, BertTokenizerFast, GPT2Tokenizer, GPT2TokenizerFast, PreTrainedTokenizerFast
 
-from edge.data.tokens import DOES, Encoder, load_tokenizer
+from edge.data.tokens import DOES, Encoder, Text, load_tokenizer
 from ringtune.errors import DataError, ModelError
 from ringtune.models.tokenizer import CARRIED_OUT, COMPARED, NO_NUMBER, ONLY_SLOW
 
@@ -228,7 +228,7 @@ def test_text_beyond_the_bound_is_cut_before_it_is_encoded(
 ) -> None:
     """A million characters take up to a gigabyte; rows are those of the whole text, other texts are refused."""
     tokenizer = load_tokenizer(_bert(tmp_path, truncation_side=side))
-    texts = ["b a " * 20, ("a b " * 20, "b"), ("a b " * 20, "b b a " * 20), "a" * 80]
+    texts: list[Text] = ["b a " * 20, ("a b " * 20, "b"), ("a b " * 20, "b b a " * 20), "a" * 80]
     wanted = list(Encoder(tokenizer, texts, 8))
     monkeypatch.setattr("edge.data.tokens.MAX_CHARACTERS", 60)
     encoder = Encoder(tokenizer, texts, 8)
@@ -239,6 +239,16 @@ def test_text_beyond_the_bound_is_cut_before_it_is_encoded(
     ):
         with pytest.raises(DataError, match=r"a text has 6[12] characters, and at most 60 are encoded; divide it"):
             encode()
+
+
+@pytest.mark.parametrize("names", [None, True, 1])
+def test_setting_that_the_first_text_would_fail_at_is_refused(tmp_path: Path, names: object) -> None:
+    """The library looks at it once a text is encoded."""
+    _bert(tmp_path)
+    content = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**content, "model_input_names": names}))
+    with pytest.raises(ModelError, match=r"has no tokenizer that can be read .*; fetch the model again"):
+        load_tokenizer(tmp_path)
 
 
 def test_tokenizer_that_panics_is_an_error_without_the_text(tmp_path: Path) -> None:
