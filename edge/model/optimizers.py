@@ -361,7 +361,7 @@ class TrainingState:
             )
         for key, shape in expected.items():
             info = state[f"{name}/{key}"]
-            dtype = info.dtype if key == STEP else DTYPE_NAMES[parameter.dtype]
+            dtype = DTYPE_NAMES[state_dtype(key, parameter)]
             require_kind(f"{name}/{key}", info[:2], (dtype, shape), where=self.where)
 
 

@@ -7,6 +7,7 @@ import torch
 
 from edge.checkpoint import shard_file
 from edge.model.optimizers import NamePrefixes, TrainingState, UnitOptimizers
+from edge.model.tensor_files import pieces_of
 from ringtune.config.optimizers import OPTIMIZERS
 from ringtune.errors import IntegrityError
 from ringtune.job.job import Train
@@ -97,6 +98,25 @@ def test_shard_with_factored_state_of_another_shape_is_refused() -> None:
         part="slice",
     )
     with pytest.raises(IntegrityError, match=expected):
+        holder.check(TensorFile(Pieces.of(bytes(write_tensors(state))), where="moments"))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float64])
+def test_shard_with_a_count_of_another_type_is_refused(dtype: torch.dtype) -> None:
+    """Torch's kernels take float32 alone: the update would end the node with an error of its own."""
+    own, target = parameters(0), parameters(1)
+    optimizer = optimizer_of(own)
+    train(own, optimizer, "0.up")
+    state = optimizer.tensors() | {"0.up/step": pieces_of(torch.ones((), dtype=dtype))}
+    holder = TrainingState(
+        values={},
+        parameters=target,
+        optimizers=optimizer_of(target),
+        prefixes=NamePrefixes(value="value/", state=""),
+        where="moments",
+        part="slice",
+    )
+    with pytest.raises(IntegrityError, match=r"moments has 0.up/step as .* \[\], expected F32 \[\]"):
         holder.check(TensorFile(Pieces.of(bytes(write_tensors(state))), where="moments"))
 
 
