@@ -107,19 +107,23 @@ def load_grads(data: Pieces, parameters: Parameters, *, where: str) -> None:
 
     Memory of ``data`` is freed while it is read. Errors as ``read_grads``.
     """
-    grads = read_grads(data, parameters, where=where)
+    grads = read_grads(data, parameters, where=where, with_rows=True)
     for name, parameter in parameters.items():
         parameter.grad = grads[name]
 
 
-def read_grads(data: Pieces, parameters: Parameters, *, where: str) -> dict[str, torch.Tensor | None]:
+def read_grads(
+    data: Pieces, parameters: Parameters, *, where: str, with_rows: bool = False
+) -> dict[str, torch.Tensor | None]:
     """Return the gradients in a file of ``grad_blob`` by name; None for a parameter without one.
+
+    Those of matrices may be sparse ``with_rows``, as an owner's tables have; those of blocks are whole.
 
     Raises ``IntegrityError`` for other tensors, shapes or types than those of the parameters, ``DivergedError`` for
     numbers that are not finite.
     """
     file = TensorFile(data, where=where)
-    expected = _expected(file.infos, parameters, where)
+    expected = _expected(file.infos, parameters, where, with_rows=with_rows)
     tensors: dict[str, torch.Tensor] = {}
     for name in file.infos:  # in the order of the data, so that the memory of each can be freed
         tensors[name] = _read(file, name, expected[name], where)
@@ -137,7 +141,9 @@ def _add_tied(tied: Tied) -> None:
             value.grad.add_(gradient.coalesce() if gradient.is_sparse else gradient)
 
 
-def _expected(infos: Mapping[str, TensorInfo], parameters: Parameters, where: str) -> dict[str, TensorSpec]:
+def _expected(
+    infos: Mapping[str, TensorInfo], parameters: Parameters, where: str, *, with_rows: bool
+) -> dict[str, TensorSpec]:
     """Return the required dtype and shape of each tensor of a file."""
     specs: dict[str, TensorSpec] = {}
     for name, parameter in parameters.items():
@@ -146,8 +152,8 @@ def _expected(infos: Mapping[str, TensorInfo], parameters: Parameters, where: st
         if given not in (set(), {whole}, {rows, values}):
             raise IntegrityError(f"{where} has the gradient of {name} twice, or rows without values")
         specs[whole] = TensorSpec(parameter.dtype, tuple(parameter.shape), parameter.device)
-        if rows in given:
-            count = infos[rows].shape[:1]
+        if rows in given and with_rows and parameter.dim() == 2:
+            count = infos[rows].shape[:1] or (0,)
             specs[rows] = TensorSpec(torch.int64, count, parameter.device)
             specs[values] = TensorSpec(parameter.dtype, (*count, *parameter.shape[1:]), parameter.device)
     if unknown := sorted(infos.keys() - specs.keys()):
@@ -167,7 +173,9 @@ def _grad(tensors: Mapping[str, torch.Tensor], name: str, parameter: nn.Paramete
     rows = tensors.get(f"{_ROWS}{name}")
     if rows is None:
         return tensors.get(f"{_WHOLE}{name}")
-    if len(rows) and (int(rows[0]) < 0 or int(rows[-1]) >= parameter.shape[0] or bool((rows.diff() <= 0).any())):
+    # all rows, as differences of forged ones may overflow
+    is_inside = not len(rows) or (int(rows.min()) >= 0 and int(rows.max()) < parameter.shape[0])
+    if not is_inside or bool((rows.diff() <= 0).any()):
         raise IntegrityError(f"{where} has rows of {name} that are not ascending within {parameter.shape[0]}")
     return torch.sparse_coo_tensor(
         rows.unsqueeze(0), tensors[f"{_VALUES}{name}"], size=parameter.shape, is_coalesced=True, check_invariants=False

@@ -34,6 +34,7 @@ from ringtune.engine.events import Handled, Span
 from ringtune.engine.node_engine import NodeEngine
 from ringtune.errors import (
     DeadlineError,
+    FrameError,
     PeerLostError,
     RingTuneError,
     StorageError,
@@ -49,6 +50,7 @@ from ringtune.schedule.operation_tables import Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import saves_head
 from ringtune.schedule.turns import StartPoint, StepKind, Turn
+from ringtune.schedule.versions import in_flight
 from ringtune.techniques.replicas import compared_at
 from ringtune.transport.codecs import scores_to_proto
 
@@ -135,6 +137,8 @@ class AgentRun:
         self._queue: queue.SimpleQueue[_Entry] = queue.SimpleQueue()
         # received and not accepted yet: tensors with masks and parcels by key, heads by turn
         self._inbox: dict[TensorKey | int, Any] = {}
+        course, slices = plan.course, plan.placement.slices
+        self._max_going_down = 1 + sum(in_flight(course, piece.start) for piece in slices if piece.num_blocks)
         self._timers: dict[str, float] = {}
         self._turns: dict[int, Turn] = {}
         self._first_seqs: dict[int, int] = {}
@@ -184,12 +188,34 @@ class AgentRun:
     def on_arrival(self, event: ev.Arrival, content: Any) -> None:
         """Put a received, checked payload into the inbox, unless the run has failed or stops.
 
-        ``content`` is a tensor with its mask, or the ``Pieces`` of a head or parcel.
+        ``content`` is a tensor with its mask, or the ``Pieces`` of a head or parcel. Raises ``FrameError``: an honest
+        sender can't have so much on its way of what has no credits.
         """
         if self._failed or self._stopping.is_set():
             return
+        self._require_room(event)
         self._inbox[event.turn if isinstance(event, ev.HeadArrived) else event.key] = content
         self._queue.put(event)
+
+    def _require_room(self, event: ev.Arrival) -> None:
+        """Refuse a second head, and gradients of more items than hosts can have graphs of.
+
+        A head for a later own turn has to pass this node before. Other payloads have credits.
+        """
+        if isinstance(event, ev.HeadArrived):
+            what, most = "heads", 1
+            waiting = {key for key in list(self._inbox) if not isinstance(key, TensorKey)} - {event.turn}
+        elif event.key.payload == Payload.GRAD:
+            what, most = "gradients of items", self._max_going_down
+            grads = (key for key in list(self._inbox) if isinstance(key, TensorKey) and key.payload == Payload.GRAD)
+            waiting = {key.seq for key in grads} - {event.key.seq}
+        else:
+            return
+        if len(waiting) >= most:
+            raise FrameError(
+                f"node {event.source} sends more {what} while {len(waiting)} wait at node {self._node}, at most {most} "
+                "can; remove it with 'ringtune nodes remove NAME', or install one version of ringtune on all machines"
+            )
 
     def on_credits(self, source: str, boundary: int, count: int) -> None:
         """Queue ``count`` credits of ``source``, which accepted as many hidden states of this node.

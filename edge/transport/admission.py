@@ -201,6 +201,8 @@ class FrameCheck:
 
     def _admit_head(self, header: ring_pb2.FrameHeader) -> None:
         self._check_size(header, copy_limit(self._expectation.sizes, 0, has_head=True))
+        if self._course.method.full_parameters:
+            raise FrameError(f"{as_text(header)} is not in the plan, where every owner has a copy; it is dropped")
         known = self._turns.by_index(header.seq)
         if known is None:
             raise self._far(header, f"turn {header.seq}")

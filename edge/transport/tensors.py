@@ -168,16 +168,15 @@ def decode(
     if dtype == "int8":
         num_scales = elements // shape[-1]
         scales = _read(payload, 0, num_scales, torch.float32).view(*shape[:-1], 1)
-        check_finite(scales, shape)
         steps = _read(payload, num_scales * _SCALE_BYTES, elements, wire_type).view(*shape)
         tensor = steps.to(compute_dtype) * scales.to(compute_dtype)
     else:
         tensor = _read(payload, 0, elements, wire_type).view(*shape)
-        check_finite(tensor, shape)
         if wire_type is not compute_dtype:
             tensor = tensor.to(compute_dtype)
         if exponent:
             tensor *= 2.0**exponent
+    check_finite(tensor, shape)  # as it is computed with: a finite scale or wider type may give infinite elements
     return tensor, _mask(payload[expected - mask_bytes :], shape, packed) if mask_bytes else None
 
 

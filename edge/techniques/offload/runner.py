@@ -411,7 +411,10 @@ class OffloadRunner:
     # ---- at a helper ------------------------------------------------------------------------------
 
     def fit(self, action: Action, entry: OpenItem) -> tuple[()]:
-        """Accumulate the gradients of some blocks from their pairs, and drop the pairs; raises ``IntegrityError``."""
+        """Accumulate the gradients of some blocks from their pairs, and drop the pairs.
+
+        Raises ``IntegrityError``, or ``DivergedError``: pairs are not finite in the type of the run.
+        """
         models, wire = self._models_of(action.start)
         key = TensorKey(Payload.PAIRS, action.seq, action.micro, action.start)
         with sent_by(self._placement.host_of(action.start)):
@@ -424,6 +427,7 @@ class OffloadRunner:
                     "'ringtune nodes remove NAME', or install one version of ringtune on all machines"
                 )
             pairs = wire.decode(sent, self._parts.dtype)
+            _require_finite({name: value for name, value in pairs.items() if value is not sent.get(name)}, key)
             models.fit(pairs, self._rows(action, entry), range(action.start, action.stop))
         return ()
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from edge.model import unit_grads
 from edge.model.tensor_files import pieces_of
-from edge.model.unit_grads import add_up_rows, collect_sparse, complete, grad_blob, load_grads
+from edge.model.unit_grads import add_up_rows, collect_sparse, complete, grad_blob, load_grads, read_grads
 from ringtune.errors import DivergedError, IntegrityError
 from ringtune.storage.pieces import PIECE_BYTES, Pieces
 from ringtune.storage.tensor_files import write_tensors
@@ -162,6 +162,12 @@ REFUSED: dict[str, tuple[Callable[[], Pieces], str]] = {
     "row outside": (lambda: of(rows__table=torch.tensor([1, ROWS]), values__table=TABLE[:2]), "not ascending within 9"),
     "row below": (lambda: of(rows__table=torch.tensor([-1, 2]), values__table=TABLE[:2]), "not ascending within 9"),
     "row twice": (lambda: of(rows__table=torch.tensor([2, 2]), values__table=TABLE[:2]), "not ascending within 9"),
+    "differences that overflow": (
+        lambda: of(rows__table=torch.tensor([8, 5 - 2**63, -1, 8]), values__table=TABLE[:4]),
+        "not ascending within 9",
+    ),
+    "a single row": (lambda: of(rows__table=torch.tensor(1), values__table=TABLE[0]), "expected"),
+    "rows of a vector": (lambda: of(rows__bias=torch.tensor([1]), values__bias=BIAS[:1]), "not those of its unit"),
     "fewer values": (lambda: of(rows__table=torch.tensor([2, 3]), values__table=TABLE[:1]), "expected"),
     "rows of another type": (lambda: of(rows__table=torch.tensor([2.0]), values__table=TABLE[:1]), "I64"),
 }
@@ -180,6 +186,13 @@ def test_gradient_that_does_not_fit_is_refused_and_changes_nothing() -> None:
         with pytest.raises(DivergedError, match="bias"):
             load_grads(of(grad__bias=torch.tensor([1.0, bad, 2.0])), unit, where="it")
         assert unit["bias"].grad is before
+
+
+def test_gradient_of_blocks_is_whole() -> None:
+    """Sparse and whole gradients of two replicas have no sum in one of both orders."""
+    blob = of(rows__table=torch.tensor([1]), values__table=TABLE[:1])
+    with pytest.raises(IntegrityError, match="not those of its unit"):
+        read_grads(blob, make_unit(), where="it")
 
 
 def test_gradient_is_looked_at_a_piece_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 import threading
@@ -18,10 +19,11 @@ from edge.checkpoint.snapshots import HEAD
 from edge.runtime import reporter as rp
 from edge.runtime.loop import CopyMonitor
 from edge.runtime.reporter import CopyCompared, record_line
-from ringtune.engine.events import Handled, Span, TensorArrived
+from ringtune.engine.events import Handled, HeadArrived, Span, TensorArrived
 from ringtune.errors import (
     DeadlineError,
     DivergedError,
+    FrameError,
     IntegrityError,
     ModelError,
     PeerLostError,
@@ -294,6 +296,21 @@ def test_run_takes_a_tensor_that_came_twice_for_no_other() -> None:
         ring.runs["a"].grant([first, *later])
         assert ring.wait_done(1 + len(later))
         assert not run._inbox
+
+
+def test_run_keeps_no_more_gradients_and_heads_than_can_be_on_their_way() -> None:
+    """They have no credits, and a plan names one for each micro-batch of thousands of items, so memory would grow."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "c"], num_steps=2000, local_iterations=1000)
+    with ring_of(plan) as ring:
+        run = ring.runs["a"]
+        for seq, micro in itertools.product(range(3), range(2)):  # graphs of an item at each host, and of an embedding
+            run.on_arrival(TensorArrived(TensorKey(Payload.GRAD, seq, micro, 2), "b"), ("grad", None))
+        with pytest.raises(FrameError, match="node b sends more gradients of items while 3 wait at node a"):
+            run.on_arrival(TensorArrived(TensorKey(Payload.GRAD, 3, 0, 2), "b"), ("grad", None))
+        run.on_arrival(HeadArrived(2, "c"), Pieces.of(b"head"))
+        with pytest.raises(FrameError, match="node c sends more heads while 1 wait at node a"):
+            run.on_arrival(HeadArrived(4, "c"), Pieces.of(b"head"))
+        assert len(run._inbox) == 7
 
 
 RUN = "r20260101-000000-00000000"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from edge.techniques.offload import runner
 from edge.techniques.offload.pairs import from_file, to_file
@@ -26,9 +27,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_inputs(tmp_path_factory.mktemp("inputs"))
 
 
-def run(folder: Path, monkeypatch: pytest.MonkeyPatch, payload: str, change: Any) -> None:
+def run(folder: Path, monkeypatch: pytest.MonkeyPatch, payload: str, change: Any, **of_case: Any) -> None:
     """Host a with helper z; what comes of a kind is changed: (bytes, bytes of the one before, node) -> bytes."""
-    case = Case(folder=folder, method="all", num_steps=2, microbatches=2, every_steps=4, owners=("a",))
+    case = Case(folder=folder, method="all", num_steps=2, microbatches=2, every_steps=4, owners=("a",), **of_case)
     plan = case.plan((("a", 0, 4),))
     placement = dataclasses.replace(plan.placement, helpers=(Helper(node="z", start=0, stop=4),))
     carrier = make_carrier(case, Plan(plan.course, (placement,)))
@@ -139,6 +140,21 @@ def test_parcels_that_are_not_what_they_should_be_end_the_run(
     assert "\n" not in str(caught.value)
     is_found_late = change in (cut, without_one, longer, empty)
     assert caught.value.peer == (("a" if payload == Payload.PAIRS else "z") if is_found_late else "")
+
+
+def test_pairs_that_overflow_in_the_type_of_the_run_are_the_hosts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are finite in a wider type; the helper would report gradients of its own that are not."""
+
+    def wide(data: bytes, before: bytes) -> bytes:
+        tensors = from_file(Pieces.of(data), {}, where="a parcel")
+        large = {name: torch.full_like(value, 1e300, dtype=torch.float64) for name, value in tensors.items()}
+        return bytes(to_file(large, metadata_of(data)))
+
+    with pytest.raises(DivergedError, match=r"the pairs have .* not finite") as caught:
+        run(folder, monkeypatch, Payload.PAIRS, wide, dtype="float32")
+    assert caught.value.peer == "a"
 
 
 @pytest.mark.parametrize("payload", [Payload.PAIRS, Payload.WEIGHTS])

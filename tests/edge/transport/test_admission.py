@@ -28,6 +28,7 @@ from ringtune.schedule.turns import ITEMS_AHEAD, StartPoint, StepKind, Turn, che
 from ringtune.storage.pieces import Pieces
 from ringtune.transport.parties import node_party
 from ringtune.v1 import ring_pb2
+from tests.contract.techniques.test_replicas import hift_plan
 from tests.support.choosing import make_choice, table_of
 from tests.support.plans import changed, make_plan, random_operations, random_plan
 from tests.support.wire_parts import expectation, hello, plan, tensor_header
@@ -426,6 +427,14 @@ def test_window_admits_heads_of_sources_that_send_nothing_else(eval_every: int) 
             )
             checks["b", holder].credit_returned(of.course.num_blocks, 1)
     assert heads > 100
+
+
+def test_head_is_refused_where_every_owner_has_a_copy() -> None:
+    """None is handed over, so that the receiver has no version for one."""
+    of = hift_plan()
+    header = frames.blob_header(hello(of, "a"), Payload.HEAD, 1, Pieces.of(b"head"))
+    with pytest.raises(FrameError, match="every owner has a copy"):
+        FrameCheck(expectation(of, "c"), "a").admit(header)
 
 
 def test_window_admits_what_was_granted_ahead_and_nothing_farther() -> None:

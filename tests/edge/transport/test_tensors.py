@@ -104,6 +104,20 @@ def test_tensors_with_nan_or_infinity_are_refused() -> None:
             _round_trip(tensor, None, dtype)
 
 
+def test_finite_bytes_that_become_infinite_elements_are_refused() -> None:
+    """A receiver would compute with infinite numbers, and be taken for the node at fault."""
+    scale, largest = torch.tensor([3e38]), torch.tensor([torch.finfo(torch.float32).max])
+    steps = torch.full((1, 1, 1), 127, dtype=torch.int8)
+    sent = [
+        ("int8", bytes(tensors.bytes_of(scale)) + bytes(tensors.bytes_of(steps)), torch.float32),
+        ("float32", bytes(tensors.bytes_of(largest)), torch.bfloat16),
+        ("float64", bytes(tensors.bytes_of(torch.tensor([1e300], dtype=torch.float64))), torch.float32),
+    ]
+    for dtype, payload, compute_dtype in sent:
+        with pytest.raises(DivergedError, match="1 values of a tensor"):
+            tensors.decode(memoryview(bytearray(payload)), (1, 1, 1), dtype, 0, compute_dtype=compute_dtype)
+
+
 def test_tensors_whose_sum_overflows_are_finite_all_the_same() -> None:
     """The quick check by a sum never refuses a tensor for being large."""
     tensor = torch.full((2, 3, 8), 3e38)
