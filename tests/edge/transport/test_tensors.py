@@ -104,6 +104,15 @@ def test_tensors_with_nan_or_infinity_are_refused() -> None:
             _round_trip(tensor, None, dtype)
 
 
+def test_tensors_that_overflow_where_they_are_computed_with_are_refused() -> None:
+    """Finite scales of int8, and finite numbers of float64, may be infinite in float32."""
+    scales_and_steps = torch.tensor([3e38] * 6).numpy().tobytes() + bytes([127] * 48)
+    with pytest.raises(DivergedError, match="48 values"):
+        tensors.decode(memoryview(bytearray(scales_and_steps)), (2, 3, 8), "int8", 0, compute_dtype=torch.float32)
+    with pytest.raises(DivergedError, match="48 values"):
+        _round_trip(torch.full((2, 3, 8), 1e300, dtype=torch.float64), None, "float64")
+
+
 def test_tensors_whose_sum_overflows_are_finite_all_the_same() -> None:
     """The quick check by a sum never refuses a tensor for being large."""
     tensor = torch.full((2, 3, 8), 3e38)
