@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -94,6 +95,19 @@ def test_executor_refuses_other_tokens_than_it_has_sent(hand: ring.HandRing) -> 
         hand.nodes["a"].put_tensor(TensorKey("h", 4, 0, 4), short, None)
     hand.nodes["c"].put_tensor(TensorKey("h", 4, 0, 2), short, None if mask is None else mask[:, :-1])
     hand.nodes["b"].put_tensor(TensorKey("g", 4, 0, 2), hidden, None)
+
+
+def test_executor_refuses_the_mask_of_packed_rows_for_a_text(
+    hand: ring.HandRing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan may pack rows and write texts; blocks can't give one text the keys and values of several rows."""
+    host, key = hand.nodes["b"], TensorKey("h", 4, 1, 0)
+    entry = host._items[key.seq]
+    monkeypatch.setattr(entry, "item", dataclasses.replace(entry.item, kind=StepKind.GENERATE))
+    hidden, mask = torch.zeros(1, 3, 8), torch.ones(1, 3, dtype=torch.int64)
+    with pytest.raises(FrameError, match="is of a text, and has the mask of packed rows"):
+        host.put_tensor(key, hidden, 2 * mask)
+    host.put_tensor(key, hidden, mask)
 
 
 def test_executor_refuses_what_has_no_input(hand: ring.HandRing) -> None:
