@@ -57,7 +57,7 @@ from edge.techniques.velora import Projections, Vectors
 from edge.transport.tensors import check_finite
 from ringtune.config.sections import learning_rate
 from ringtune.engine.failure_texts import diverged, may_diverge
-from ringtune.errors import DataError, DivergedError, IntegrityError, JobError, ModelError, PlanError
+from ringtune.errors import DataError, DivergedError, FrameError, IntegrityError, JobError, ModelError, PlanError
 from ringtune.job.job import AdapterKind, Job
 from ringtune.models.adapter_support import head_group_refusal, subnet_refusal
 from ringtune.models.families import check_task, family_named
@@ -488,11 +488,14 @@ class NodeExecutor:
     def put_tensor(self, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
         """Add a received hidden state (B, T, D) or gradient to its micro-batch; see ``MicroBatches.put``.
 
-        Raises ``FrameError``: it has not as many tokens as this node has sent; of a text the newest ones alone travel.
+        Raises ``FrameError``: it has other tokens than this node has sent, or is of packed rows in place of a text, of
+        which the newest tokens alone travel.
         """
         entry = self._items.get(key.seq)
         if entry is None or entry.item.kind is not StepKind.GENERATE:
             self._flows.check_tokens(key, tensor)
+        elif mask is not None and bool((mask > 1).any()):
+            raise FrameError(f"the {key} is of a text, and has the mask of packed rows; it is dropped")
         with self._capacity_errors(key):
             self._flows.put(key, tensor, mask)
 

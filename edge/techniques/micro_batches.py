@@ -257,11 +257,12 @@ class MicroBatches:
     def check_tokens(self, key: TensorKey, tensor: torch.Tensor) -> None:
         """Refuse a tensor (B, T, D) with another T than this node has sent of its micro-batch; raises ``FrameError``.
 
-        A gradient comes back so, and a hidden state that enters the head at its owner. A gradient has the tokens that
-        the head read where every block above passes the micro-batch.
+        A gradient comes back so, and a hidden state to blocks of a node that has sent one before, or to the head at its
+        owner. A gradient has the tokens that the head read where every block above passes the micro-batch.
         """
         known = self._tokens.get((key.seq, key.micro), tensor.shape[1])
-        expected = [self._course.sent_tokens(boundary, known) for boundary in (key.boundary, self._course.head)]
+        boundaries = (key.boundary,) if key.is_hidden else (key.boundary, self._course.head)
+        expected = [self._course.sent_tokens(boundary, known) for boundary in boundaries]
         if (tokens := tensor.shape[1]) not in expected:
             raise FrameError(f"the {key} has {tokens} tokens a row, and {expected[0]} were sent; it is dropped")
 

@@ -384,6 +384,8 @@ BLOBS: Final = frozenset(KINDS[name] for name in (Payload.HEAD, *PARCELS))
 def key_of(header: ring_pb2.FrameHeader) -> TensorKey:
     """Return the key of a header's payload; for a head ``seq`` is the turn."""
     name = NAMES[header.kind]
+    if name == Payload.HEAD:
+        return TensorKey(name, header.seq, 0, 0)
     if name in PARCELS:
         return TensorKey(name, header.seq, header.micro - 1, header.boundary - 1)
     return TensorKey(name, header.seq, header.micro, header.boundary)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 import re
 from collections.abc import Callable
@@ -14,9 +15,10 @@ from ringtune.run_control.recovery import BadSteps, RecoveryPolicy
 from ringtune.run_control.state_machine import RunStateMachine
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.lowering import neighbours
+from ringtune.schedule.operation_tables import BlockScores
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StartPoint, StepKind
+from ringtune.schedule.turns import StartPoint, StepKind, Turn
 from tests.suites.test_recovery_on_virtual_clock import (
     drawn_runs,
     ends_for_lack,
@@ -26,6 +28,7 @@ from tests.suites.test_recovery_on_virtual_clock import (
     ring_of,
     story,
 )
+from tests.support.choosing import DrawnTables, make_choice
 from tests.support.plans import changed, make_plan
 
 WORK = (Op.FORWARD, Op.FORWARD_FREE, Op.HEAD, Op.BACKWARD, Op.UPDATE)
@@ -130,6 +133,34 @@ def test_step_that_is_bad_again_at_a_node_without_rows_is_its_own(node: str, goe
     assert [bool(one.bad_step) for one in recoveries(result)] == [True, *[False] * goes_on]
     if goes_on:
         assert story(result) == story(wanted)
+
+
+class SpoiledScores(DrawnTables):
+    """Scores of which those of one node have a wrong number."""
+
+    def __init__(self, plan: Plan, node: str, value: float) -> None:
+        super().__init__(plan)
+        self._node, self._value = node, value
+
+    def scores(self, part: Plan, node: str, turn: Turn) -> tuple[BlockScores, ...]:
+        """The first number of the node is the wrong one."""
+        first, *others = super().scores(part, node, turn) or (None,)
+        if first is None or node != self._node:
+            return () if first is None else (first, *others)
+        return (first._replace(values=((self._value, 1.0), *first.values[1:])), *others)
+
+
+@pytest.mark.parametrize(("value", "error"), [(math.nan, "DivergedError"), (-1.0, "IntegrityError")])
+@pytest.mark.parametrize("node", ["c", "a"])
+def test_node_without_rows_whose_scores_make_no_sense_leaves(node: str, value: float, error: str) -> None:
+    """One that is not finite may be of any node, so that it is gathered once more; the run ended for either."""
+    plan = changed(small_plan(), choice=make_choice(refresh_steps=4))
+    result = ring_of(plan, random.Random(2), chooser=SpoiledScores(plan, node, value)).run()
+    goes_on = node == "c"
+    assert result.finish is not None and result.finish.error == ("" if goes_on else error)
+    assert goes_on or result.finish.message.startswith("node a reports scores at the end of turn ")
+    assert [one[:2] for one in own_errors(result)] == [(node, error)] * goes_on
+    assert [bool(one.bad_step) for one in recoveries(result)] == [True] * math.isnan(value) + [False] * goes_on
 
 
 def test_host_whose_neighbours_find_bad_steps_one_after_another_leaves() -> None:

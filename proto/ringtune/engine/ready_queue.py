@@ -21,7 +21,7 @@ from ringtune.engine import events as ev
 from ringtune.engine.events import TensorArrived
 from ringtune.engine.exchange import ParcelExchange
 from ringtune.engine.paths import Credits, ItemState, MicroBatchState, Path, PathAction, max_embeds
-from ringtune.errors import FrameError
+from ringtune.errors import FrameError, sent_by
 from ringtune.schedule.actions import Action, Op, Payload
 from ringtune.schedule.course import Course
 from ringtune.schedule.lowering import Legs, credit_boundary
@@ -243,18 +243,19 @@ class ReadyQueue:
         ``running`` is the micro-batch of the running action.
         """
         (payload, seq, micro, boundary), source = event
-        flow = self._flows.get((seq, micro))
+        flow, is_gradient = self._flows.get((seq, micro)), payload == _GRAD
+        place = None if flow is None else flow.place
+        if is_gradient and (flow is None or (place is not None and (payload, boundary) in place.too_early)):
+            with sent_by(source):
+                raise FrameError(
+                    f"node {source} sent the gradient of item {seq}, micro-batch {micro}, block {boundary} before this "
+                    f"node sent what it follows from; look at node {source}, and use one version on all machines"
+                )
         if flow is None:  # its turn is granted to others already
             early = self._early.setdefault((seq, micro), [])
             if event not in early:
                 early.append(event)
             return False
-        place, is_gradient = flow.place, payload == _GRAD
-        if is_gradient and place is not None and (payload, boundary) in place.too_early:
-            raise FrameError(
-                f"node {source} sent the gradient of item {seq}, micro-batch {micro}, block {boundary} before this "
-                f"node sent what it follows from; look at node {source}, and use one version on all machines"
-            )
         if flow is running and place is not None:  # a running action already has its own tensor
             place = place.next
         awaited = None if place is None else place.awaits

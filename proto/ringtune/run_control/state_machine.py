@@ -35,6 +35,7 @@ from ringtune.engine.events import CancelTimer, SetTimer, TimerFired
 from ringtune.errors import (
     ConnectionFailedError,
     DeadlineError,
+    DivergedError,
     IntegrityError,
     InterruptedRunError,
     PeerLostError,
@@ -914,8 +915,8 @@ class RunStateMachine:
         try:
             grants.copies.check(event.node, turn, event.copies)
             grants.tables.note(event.node, turn, event.scores)
-        except IntegrityError as error:
-            self._go_on_without(rd.NodeFailed(event.node, type(error).__name__, str(error)))
+        except (IntegrityError, DivergedError) as error:
+            self._on_node_failed(rd.NodeFailed(event.node, type(error).__name__, str(error)))
             return
         grants.copies.note(event.node, turn, event.copies)
         if self._goes_back:

@@ -282,10 +282,7 @@ def batches_of(course: Course) -> list[Batches]:
 
 
 def scores_by_owner(course: Course, scores: Sequence[BlockScores]) -> dict[str, Scores]:
-    """Sort scores into one array for each owner, with 0 for blocks that choose nothing; raises ``PlanError``.
-
-    They are those that nodes owe (``operations.check_scores``); only their numbers are checked here.
-    """
+    """Sort scores, checked by ``operations.check_scores``, into one array for each owner; 0 where nothing is chosen."""
     rows: dict[str, list[BlockScores]] = {owner.node: [] for owner in course.owners}
     for entry in scores:
         rows[entry.owner].append(entry)
@@ -296,15 +293,6 @@ def _array(course: Course, batches: Batches, entries: Sequence[BlockScores]) -> 
     choice, where = _choice(course), tuple(np.array([entry[1:4] for entry in entries], dtype=np.int64).T)
     scores = np.zeros((batches.num_batches, len(batches.sizes), course.num_blocks, len(choice.scores), choice.subnets))
     scores[where] = [entry.values for entry in entries]
-    wrong = ~(np.isfinite(scores) & (scores >= 0))
-    if wrong.any():
-        batch, micro, block, score, subnet = (int(each[0]) for each in np.nonzero(wrong))
-        value = float(scores[batch, micro, block, score, subnet])
-        raise PlanError(
-            f"scores of owner {batches.owner}, batch {batch}, micro-batch {micro}, block {block}, subnet {subnet}: "
-            f"{choice.scores[score]} is {value}, which is {'below 0' if math.isfinite(value) else 'no finite number'}; "
-            f"look at the rows of {batches.owner} and at the weights of the model; nothing was trained with it"
-        )
     if not (choice.prunes or any(score.needs_gradient for score in choice.scores)):
         scores[:] = scores[entries[0].batch_id]  # of weights alone: all batches are alike
     return scores

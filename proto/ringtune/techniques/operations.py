@@ -51,7 +51,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
 from ringtune.config.sections import MAX_STEPS, Adapter, Train
-from ringtune.errors import ContradictionError, IntegrityError, JobError, PlanError
+from ringtune.errors import ContradictionError, DivergedError, IntegrityError, JobError, PlanError
 from ringtune.models.adapter_config import trains_own_weights
 from ringtune.models.adapter_support import head_group_refusal, subnet_refusal
 from ringtune.quantities import format_bytes, format_seconds
@@ -562,8 +562,17 @@ def score_keys(plan: Plan, turn: Turn, node: str) -> tuple[ScoreKey, ...]:
     )
 
 
+MAX_SCORE: Final = 1e200
+"""Largest score of a subnet: a sum over millions of squares of float32 numbers is below 1e90."""
+
+
 def check_scores(plan: Plan, turn: Turn, node: str, scores: Sequence[BlockScores]) -> None:
-    """Refuse scores that are not exactly those that a node owes; their numbers are not checked."""
+    """Refuse scores that are not exactly those that a node owes.
+
+    Raises:
+        IntegrityError: of other entries or shapes, or a number that no score has.
+        DivergedError: a score that is not finite, as of weights or hidden states that are not.
+    """
     choice, owed = plan.course.choice, score_keys(plan, turn, node)
     if not owed and not scores:
         return
@@ -590,6 +599,19 @@ def check_scores(plan: Plan, turn: Turn, node: str, scores: Sequence[BlockScores
         raise IntegrityError(
             f"{where} with {[len(values) for values in wrong.values]} numbers for block {wrong.block}, expected are "
             f"{choice.subnets} subnets for each of {len(choice.scores)} scores; {anew}"
+        )
+    numbers = (
+        (entry, score, subnet, value)
+        for entry in scores
+        for score, values in zip(choice.scores, entry.values, strict=True)
+        for subnet, value in enumerate(values)
+    )
+    for entry, score, subnet, value in itertools.filterfalse(lambda each: 0 <= each[3] <= MAX_SCORE, numbers):
+        kind = IntegrityError if math.isfinite(value) else DivergedError
+        raise kind(
+            f"{where}, and {score} of batch {entry.batch_id}, micro-batch {entry.micro}, block {entry.block}, subnet "
+            f"{subnet} is {value}, not from 0 to {MAX_SCORE:g}; look at the weights of the model and at the rows of "
+            f"{turn.owner}; nothing was trained with it"
         )
 
 

@@ -234,23 +234,6 @@ def test_batch_of_fewer_rows_than_micro_batches() -> None:
     assert Counter("".join(rows[:3])) == {"1": 2, "3": 4}
 
 
-@cases(
-    ("values", "message"),
-    [
-        (((1.0, float("nan")), (1.0, 1.0)), "subnet 1: weight-magnitude is nan, which is no finite"),
-        (((1.0, 1.0), (float("inf"), 1.0)), "subnet 0: fisher is inf, which is no"),
-        (((1.0, 1.0), (-1.0, 1.0)), "subnet 0: fisher is -1.0, which is below 0"),
-    ],
-)
-def test_senseless_scores_are_refused(values: tuple[tuple[float, ...], ...], message: str) -> None:
-    """A score that is no number is named by owner, batch, micro-batch, block and subnet."""
-    course = choosing_course(full=1, forward_only=1, microbatches=2, subnets=2, num_blocks=3)
-    scores = random_scores(course)
-    scores[5] = scores[5]._replace(values=values)
-    with pytest.raises(PlanError, match=f"owner node-0, batch 0, micro-batch 1, block 2, {message}"):
-        choose_table(course, scores)
-
-
 def test_order_of_scores_does_not_matter() -> None:
     """Whoever reports first, the table is the same."""
     course: Course = choosing_course(full=2, forward_only=1, microbatches=4, subnets=2, num_blocks=3, owners=2)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
 
 from ringtune.engine.events import SetTimer, TimerFired
-from ringtune.errors import IntegrityError, PlanError
+from ringtune.errors import DivergedError, IntegrityError, PlanError, RingTuneError
 from ringtune.run_control import events as rd
 from ringtune.run_control.state_machine import RunStateMachine
 from ringtune.schedule.operation_tables import BlockScores, Operations
@@ -193,6 +194,28 @@ def test_scores_that_a_node_does_not_owe_are_refused(entries: list[BlockScores],
     rounds, _ = begun()
     answer = rounds.handle(rd.TurnReported("a", SCORE.index, tuple(entries)), 1.0)
     assert isinstance(answer[-1], rd.Finish) and answer[-1].error == "IntegrityError"
+
+
+@cases(
+    ("values", "error", "message"),
+    [
+        (((1.0, math.nan), (1.0, 1.0)), DivergedError, "weight-magnitude of {}, subnet 1 is nan"),
+        (((1.0, 1.0), (math.inf, 1.0)), DivergedError, "fisher of {}, subnet 0 is inf"),
+        (((1.0, 1.0), (-1.0, 1.0)), IntegrityError, "fisher of {}, subnet 0 is -1.0, not from 0 to 1e\\+200"),
+        (((1.0, 1.0), (1e201, 1.0)), IntegrityError, "fisher of {}, subnet 0 is 1e\\+201, not from 0 to 1e\\+200"),
+    ],
+)
+def test_senseless_scores_are_refused(
+    values: tuple[tuple[float, ...], ...], error: type[RingTuneError], message: str
+) -> None:
+    """A score that is no number, or that no weights give, is named by node, batch, micro-batch, block and subnet."""
+    entries = _entries()
+    entries[5] = entries[5]._replace(values=values)
+    where = "batch {}, micro-batch {}, block {}".format(*entries[5][1:4])
+    with pytest.raises(
+        error, match=f"node a reports scores at the end of turn 0 of node a, and {message.format(where)}"
+    ):
+        check_scores(PLAN, SCORE, "a", entries)
 
 
 def test_scores_of_a_turn_that_scores_nothing_are_refused() -> None:

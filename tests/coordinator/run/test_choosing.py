@@ -16,7 +16,7 @@ from coordinator.client.run_files import TablesFile
 from coordinator.run.requests import RunRequest
 from coordinator.run.run_driver import choose_beside
 from coordinator.screen.plan_text import plan_text, table_text
-from ringtune.errors import IntegrityError, PlanError, RingTuneError
+from ringtune.errors import DivergedError, IntegrityError, PlanError, RingTuneError
 from ringtune.job.job import Job
 from ringtune.run_control import events as rd
 from ringtune.run_control.checkpoint import Resume
@@ -166,7 +166,7 @@ def _widened(report: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (_not_a_number, PlanError, "owner .*batch .*micro-batch .*block .*subnet .*nan"),
+        (_not_a_number, DivergedError, "node b reports .*batch .*micro-batch .*block .*subnet .*nan"),
         (_left_out, IntegrityError, "node b reports scores at the end of turn 0 of node a without some that it owes"),
         (_doubled, IntegrityError, "node b reports scores at the end of turn 0 of node a twice"),
         (_cut, IntegrityError, "bytes, which are not"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from edge.agent.torch_backend import kept_file
 from edge.model.tensor_files import pieces_of
 from edge.runtime import executor as executor_module
 from edge.runtime.executor import NodeExecutor
+from edge.techniques.micro_batches import MicroBatch, MicroBatches
 from ringtune.errors import DataError, DivergedError, FrameError, IntegrityError, ModelError, PlanError
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.stages import unit_grad_key
@@ -94,6 +96,31 @@ def test_executor_refuses_other_tokens_than_it_has_sent(hand: ring.HandRing) -> 
         hand.nodes["a"].put_tensor(TensorKey("h", 4, 0, 4), short, None)
     hand.nodes["c"].put_tensor(TensorKey("h", 4, 0, 2), short, None if mask is None else mask[:, :-1])
     hand.nodes["b"].put_tensor(TensorKey("g", 4, 0, 2), hidden, None)
+
+
+def test_micro_batch_that_returns_to_the_blocks_of_a_node_has_the_tokens_that_it_sent(hand: ring.HandRing) -> None:
+    """What the head reads is too little for them: their backward would fail at this node, as an error of its own."""
+    course = dataclasses.replace(hand.plan.course, head_tokens=1)
+    flows = MicroBatches(course, dtype=torch.float32, device=torch.device("cpu"))
+    flows.begin(ring.action(Op.EMBED, 0), MicroBatch(hidden=torch.zeros(2, 5, 8)))
+    flows.take(TensorKey("h", 0, 0, 0))
+    for payload, boundary, tokens in (("h", 2, 5), ("h", course.head, 1), ("g", 2, 5), ("g", 2, 1)):
+        flows.check_tokens(TensorKey(payload, 0, 0, boundary), torch.zeros(2, tokens, 8))
+    with pytest.raises(FrameError, match="hidden state 0.0 at block 2 has 1 tokens a row, and 5 were sent"):
+        flows.check_tokens(TensorKey("h", 0, 0, 2), torch.zeros(2, 1, 8))
+
+
+def test_executor_refuses_the_mask_of_packed_rows_for_a_text(
+    hand: ring.HandRing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan may pack rows and write texts; blocks can't give one text the keys and values of several rows."""
+    host, key = hand.nodes["b"], TensorKey("h", 4, 1, 0)
+    entry = host._items[key.seq]
+    monkeypatch.setattr(entry, "item", dataclasses.replace(entry.item, kind=StepKind.GENERATE))
+    hidden, mask = torch.zeros(1, 3, 8), torch.ones(1, 3, dtype=torch.int64)
+    with pytest.raises(FrameError, match="is of a text, and has the mask of packed rows"):
+        host.put_tensor(key, hidden, 2 * mask)
+    host.put_tensor(key, hidden, mask)
 
 
 def test_executor_refuses_what_has_no_input(hand: ring.HandRing) -> None:
