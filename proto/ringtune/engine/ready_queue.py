@@ -251,10 +251,12 @@ class ReadyQueue:
             return False
         place, is_gradient = flow.place, payload == _GRAD
         if is_gradient and place is not None and (payload, boundary) in place.too_early:
-            raise FrameError(
+            error = FrameError(
                 f"node {source} sent the gradient of item {seq}, micro-batch {micro}, block {boundary} before this "
                 f"node sent what it follows from; look at node {source}, and use one version on all machines"
             )
+            error.peer = source
+            raise error
         if flow is running and place is not None:  # a running action already has its own tensor
             place = place.next
         awaited = None if place is None else place.awaits
