@@ -33,7 +33,7 @@ from ringtune.errors import (
 from ringtune.run_control.checkpoint import Shard
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.lowering import item_updates
-from ringtune.schedule.methods import Hift
+from ringtune.schedule.methods import Everything, Hift
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn, items, turn_sequence
 from ringtune.storage.pieces import FilePieces, Pieces
@@ -296,6 +296,18 @@ def test_run_takes_a_tensor_that_came_twice_for_no_other() -> None:
         ring.runs["a"].grant([first, *later])
         assert ring.wait_done(1 + len(later))
         assert not run._inbox
+
+
+def test_run_names_the_sender_of_a_gradient_that_comes_too_early() -> None:
+    """An error without a peer would be this node's own, with which it leaves, or ends the run as its owner."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=8, method=Everything())
+    with ring_of(plan) as ring:
+        ring.start("a")
+        ring.runs["a"].grant([next(turn_sequence(plan.course))])
+        ring.runs["a"].on_arrival(TensorArrived(TensorKey(Payload.GRAD, 1, 0, 2), "b"), ("grad", None))
+        failed = failure_of(ring.reports["a"])
+    assert (failed.error, failed.lost_peer) == ("FrameError", "b")
+    assert "before this node sent what it follows from" in failed.message
 
 
 def test_run_keeps_no_more_gradients_and_heads_than_can_be_on_their_way() -> None:
