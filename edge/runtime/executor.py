@@ -488,16 +488,22 @@ class NodeExecutor:
     def put_tensor(self, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
         """Add a received hidden state (B, T, D) or gradient to its micro-batch; see ``MicroBatches.put``.
 
-        Raises ``FrameError``: it has other tokens than this node has sent, or is of packed rows in place of a text, of
-        which the newest tokens alone travel.
+        Raises ``FrameError``: it has other tokens than this node has sent or its own rows have, or is of packed rows in
+        place of a text, of which the newest tokens alone travel.
         """
         entry = self._items.get(key.seq)
         if entry is None or entry.item.kind is not StepKind.GENERATE:
-            self._flows.check_tokens(key, tensor)
+            is_own = entry is not None and key.is_hidden and entry.item.owner == self._slice.node
+            self._flows.check_tokens(key, tensor, self._own_tokens(key) if is_own else 0)
         elif mask is not None and bool((mask > 1).any()):
             raise FrameError(f"the {key} is of a text, and has the mask of packed rows; it is dropped")
         with self._capacity_errors(key):
             self._flows.put(key, tensor, mask)
+
+    def _own_tokens(self, key: TensorKey) -> int:
+        """Number of tokens of each own row in a micro-batch; one from the activation cache was not sent from here."""
+        owner, dataset = self._owner(key)
+        return self._items[key.seq].own_rows(key, self._course, dataset, owner, self.device).mask.shape[1]
 
     def take_tensor(self, key: TensorKey) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return a micro-batch's hidden state or gradient for sending, and drop it; see ``MicroBatches.take``.

@@ -164,7 +164,7 @@ class OpenItem:
         return None if self.item.kind is StepKind.SCORE else (self.item.step, action.micro)
 
     def own_rows(
-        self, action: Action, course: Course, dataset: OwnerDataset, owner: OwnerParts, device: torch.device
+        self, action: Action | TensorKey, course: Course, dataset: OwnerDataset, owner: OwnerParts, device: torch.device
     ) -> Batch:
         """Return the rows of the action's micro-batch at their owner; the first action of an item makes the batch."""
         if self.batch is None:
@@ -254,13 +254,14 @@ class MicroBatches:
         sent = self._course.sent_tokens(boundary, tensor.shape[1])
         return tensor.contiguous() if sent == tensor.shape[1] else tensor[:, :sent].clone()
 
-    def check_tokens(self, key: TensorKey, tensor: torch.Tensor) -> None:
+    def check_tokens(self, key: TensorKey, tensor: torch.Tensor, own_tokens: int = 0) -> None:
         """Refuse a tensor (B, T, D) with another T than this node has sent of its micro-batch; raises ``FrameError``.
 
         A gradient comes back so, and a hidden state to blocks of a node that has sent one before, or to the head at its
-        owner. A gradient has the tokens that the head read where every block above passes the micro-batch.
+        owner; ``own_tokens`` are those of the owner's rows, for what comes from an activation cache. A gradient has the
+        tokens that the head read where every block above passes the micro-batch.
         """
-        known = self._tokens.get((key.seq, key.micro), tensor.shape[1])
+        known = self._tokens.get((key.seq, key.micro), 0) or own_tokens or tensor.shape[1]
         boundaries = (key.boundary,) if key.is_hidden else (key.boundary, self._course.head)
         expected = [self._course.sent_tokens(boundary, known) for boundary in boundaries]
         if (tokens := tensor.shape[1]) not in expected:

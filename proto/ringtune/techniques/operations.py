@@ -600,19 +600,16 @@ def check_scores(plan: Plan, turn: Turn, node: str, scores: Sequence[BlockScores
             f"{where} with {[len(values) for values in wrong.values]} numbers for block {wrong.block}, expected are "
             f"{choice.subnets} subnets for each of {len(choice.scores)} scores; {anew}"
         )
-    numbers = (
-        (entry, score, subnet, value)
-        for entry in scores
-        for score, values in zip(choice.scores, entry.values, strict=True)
-        for subnet, value in enumerate(values)
-    )
-    for entry, score, subnet, value in itertools.filterfalse(lambda each: 0 <= each[3] <= MAX_SCORE, numbers):
-        kind = IntegrityError if math.isfinite(value) else DivergedError
-        raise kind(
-            f"{where}, and {score} of batch {entry.batch_id}, micro-batch {entry.micro}, block {entry.block}, subnet "
-            f"{subnet} is {value}, not from 0 to {MAX_SCORE:g}; look at the weights of the model and at the rows of "
-            f"{turn.owner}; nothing was trained with it"
-        )
+    for each in scores:
+        for score, values in zip(choice.scores, each.values, strict=True):
+            for subnet, value in enumerate(values):
+                if not 0 <= value <= MAX_SCORE:
+                    kind = IntegrityError if math.isfinite(value) else DivergedError
+                    raise kind(
+                        f"{where}, and {score} of batch {each.batch_id}, micro-batch {each.micro}, block "
+                        f"{each.block}, subnet {subnet} is {value}, not from 0 to {MAX_SCORE:g}; look at the weights "
+                        f"of the model and at the rows of {turn.owner}; nothing was trained with it"
+                    )
 
 
 class TurnOperations:

@@ -106,8 +106,16 @@ def test_micro_batch_that_returns_to_the_blocks_of_a_node_has_the_tokens_that_it
     flows.take(TensorKey("h", 0, 0, 0))
     for payload, boundary, tokens in (("h", 2, 5), ("h", course.head, 1), ("g", 2, 5), ("g", 2, 1)):
         flows.check_tokens(TensorKey(payload, 0, 0, boundary), torch.zeros(2, tokens, 8))
-    with pytest.raises(FrameError, match="hidden state 0.0 at block 2 has 1 tokens a row, and 5 were sent"):
+    with pytest.raises(FrameError, match=r"hidden state 0\.0 at block 2 has 1 tokens a row, and 5 were sent"):
         flows.check_tokens(TensorKey("h", 0, 0, 2), torch.zeros(2, 1, 8))
+
+
+def test_owner_refuses_other_tokens_than_its_rows_have(hand: ring.HandRing) -> None:
+    """It has sent none of a micro-batch that comes from the activation cache of a host."""
+    owner, tokens = hand.nodes["a"], hand.plan.course.max_length
+    for boundary, mask in ((4, None), (2, torch.ones(2, 3, dtype=torch.int64))):
+        with pytest.raises(FrameError, match=f"has 3 tokens a row, and {tokens} were sent"):
+            owner.put_tensor(TensorKey("h", 4, 1, boundary), torch.zeros(2, 3, 8), mask)
 
 
 def test_executor_refuses_the_mask_of_packed_rows_for_a_text(
