@@ -25,8 +25,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from edge.model.tensor_files import DTYPE_NAMES, fill, kind_of, pieces_of, require_kind, torch_dtype
-from ringtune.config.optimizers import MOMENTUM, STEP, state_shapes
+from edge.model.tensor_files import (
+    DTYPE_NAMES,
+    fill,
+    has_negative,
+    kind_of,
+    pieces_of,
+    require_kind,
+    torch_dtype,
+)
+from ringtune.config.optimizers import MOMENTUM, SIGNED_STATE, STEP, state_shapes
 from ringtune.errors import IntegrityError, PlanError
 from ringtune.job.job import Train
 from ringtune.storage.tensor_files import TensorFile, TensorInfo, TensorPieces
@@ -331,7 +339,7 @@ class TrainingState:
         for name, info in given.items():
             require_kind(name, info[:2], kind_of(self.values[name]), where=self.where)
         for name in dict.fromkeys(full.rpartition("/")[0] for full in state):
-            self._check_state(name, state)
+            self._check_state(name, state, file)
 
     def load(self, file: TensorFile) -> None:
         """Replace tensors and optimizer state by those of a checked file; free its memory tensor by tensor."""
@@ -347,8 +355,8 @@ class TrainingState:
                 continue
             file.release_pages(name)
 
-    def _check_state(self, name: str, state: Mapping[str, TensorInfo]) -> None:
-        """Refuse state of an unknown tensor, or other state than the optimizer's."""
+    def _check_state(self, name: str, state: Mapping[str, TensorInfo], file: TensorFile) -> None:
+        """Refuse state of an unknown tensor, or other state than the optimizer's: its next update would fail."""
         parameter = self.parameters.get(name)
         if parameter is None or self.optimizers is None:
             raise IntegrityError(f"{self.where} has state of {name}, which does not train here")
@@ -360,9 +368,10 @@ class TrainingState:
                 f"{', '.join(sorted(expected)) or 'nothing'}; it is of another optimizer"
             )
         for key, shape in expected.items():
-            info = state[f"{name}/{key}"]
-            dtype = info.dtype if key == STEP else DTYPE_NAMES[parameter.dtype]
-            require_kind(f"{name}/{key}", info[:2], (dtype, shape), where=self.where)
+            kind = (DTYPE_NAMES[state_dtype(key, parameter)], shape)
+            require_kind(f"{name}/{key}", state[f"{name}/{key}"][:2], kind, where=self.where)
+            if key not in SIGNED_STATE and has_negative(file.tensor(f"{self.prefixes.state}{name}/{key}")):
+                raise IntegrityError(f"{self.where} has {name}/{key} with a number below 0, which no update gives")
 
 
 def _named(infos: Mapping[str, TensorInfo], prefix: str) -> dict[str, TensorInfo]:

@@ -436,6 +436,11 @@ def is_finite(source: TensorPieces) -> bool:
     return all(not values.is_floating_point() or bool(torch.isfinite(values).all()) for values in _values(source))
 
 
+def has_negative(source: TensorPieces) -> bool:
+    """Whether a number of a tensor is below 0."""
+    return any(bool((values < 0).any()) for values in _values(source))
+
+
 def _values(source: TensorPieces) -> Iterator[torch.Tensor]:
     """Yield the values in order, piece by piece, in one buffer."""
     dtype, size_bytes = torch_dtype(source.dtype), source.data.size_bytes

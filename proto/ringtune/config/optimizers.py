@@ -33,6 +33,8 @@ _LIKE_THE_PARAMETER: Final = {
     "momentum": ("momentum_buffer",),
     "adagrad": ("sum",),
 }
+SIGNED_STATE: Final = frozenset({"exp_avg", "momentum_buffer"})
+"""Keys of state whose numbers may be below 0: all others are counts, or sums and means of squares."""
 _COUNTS: Final = ("adamw", "adagrad", "adafactor")
 
 Shape = tuple[int, ...]
