@@ -337,9 +337,8 @@ class Vectors:
         return _unit(mean)
 
     def _on_device(self, layer: str, x: torch.Tensor) -> torch.Tensor:
-        """Return the vector or mean of a layer on the device of its input; a checkpoint was read on the CPU."""
-        if self._found[layer].device != x.device:
-            self._found[layer] = self._found[layer].to(x.device)
+        """Return the vector or mean of a layer like its input; a checkpoint was read on the CPU, in any float type."""
+        self._found[layer] = self._found[layer].to(x)
         return self._found[layer]
 
     def _first(self, layer: str, x: torch.Tensor) -> torch.Tensor:
@@ -360,7 +359,10 @@ class Vectors:
         return state
 
     def check(self, tensors: Mapping[str, torch.Tensor], *, where: str) -> None:
-        """Refuse tensors of other layers or sizes than those of ``tensors()``; raises ``IntegrityError``."""
+        """Refuse tensors of other layers or sizes than those of ``tensors()``, and numbers that no vector has.
+
+        Raises ``IntegrityError``: names the layer.
+        """
         if tensors.keys() != self.tensors().keys():
             names = sorted(tensors.keys() ^ self.tensors().keys())
             raise IntegrityError(f"{where} has VeLoRA's vectors of other layers than this node's: {names[0]}")
@@ -368,6 +370,10 @@ class Vectors:
             if tuple(tensors[layer].shape) not in {(0,), (size,)}:
                 shape = list(tensors[layer].shape)
                 raise IntegrityError(f"{where} has VeLoRA's vector of {layer} as {shape}, expected [{size}]")
+            vector, count = tensors[layer], tensors.get(f"{layer}{COUNT}", torch.tensor(0))
+            is_count = not count.is_floating_point() and count.dim() == 0 and int(count) >= 0
+            if not (is_count and vector.is_floating_point() and bool(torch.isfinite(vector).all())):
+                raise IntegrityError(f"{where} has numbers for VeLoRA's vector of {layer} that are none of a vector")
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Replace all vectors by checked ones."""

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from edge.checkpoint.snapshots import COUNT
 from edge.model.skeleton import ADAPTER, Skeleton, build_skeleton
 from edge.model.slice import BlockRunner, materialise
 from edge.model.tensor_files import SafetensorsFiles
@@ -129,6 +130,23 @@ def test_vectors_refuse_a_checkpoint_of_other_layers() -> None:
     ):
         with pytest.raises(IntegrityError, match=f"the shard {problem}"):
             vectors.check(given, where="the shard")
+
+
+def test_vectors_refuse_numbers_of_a_checkpoint_with_which_a_forward_would_fail() -> None:
+    """Another host may have sent them; the float type of the run is taken for any other one."""
+    for init, vector, count in (
+        ("average", torch.ones(4, dtype=torch.int64), 1),
+        ("average", torch.full((4,), math.nan), 1),
+        ("running", torch.ones(4), -1),
+        ("running", torch.ones(4), [1, 2]),
+        ("running", torch.ones(4), math.nan),
+    ):
+        counts = {f"a{COUNT}": torch.tensor(count)} if init == "running" else {}
+        with pytest.raises(IntegrityError, match="the shard has numbers for VeLoRA's vector of a that are none of a"):
+            make(init, a=4).check({"a": vector, **counts}, where="the shard")
+    vectors = make("average", a=4)
+    vectors.load({"a": torch.full((4,), 0.5, dtype=torch.float64)})
+    assert vectors.next("a", torch.ones(2, 8)).dtype == torch.float32
 
 
 def test_vectors_of_blocks_that_move_are_complete() -> None:
