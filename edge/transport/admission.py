@@ -206,8 +206,7 @@ class FrameCheck:
         known = self._turns.by_index(header.seq)
         if known is None:
             raise self._far(header, f"turn {header.seq}")
-        is_copied = self._course.method.full_parameters  # every owner has its own, and none travels
-        before = "" if is_copied else self._turns.holder_before(known.turn)
+        before = self._turns.holder_before(known.turn)
         if (before, known.turn.owner) != (self._source, self._expectation.node):
             raise FrameError(
                 f"{as_text(header)} arrived at node {self._expectation.node}, but that turn's head goes from node "

@@ -204,7 +204,7 @@ def test_checks_let_a_head_pass_to_the_next_initiator_only() -> None:
         with pytest.raises(FrameError, match="that turn's head goes from"):
             _check(source=source, node=node).admit(header)
     copies = plan(method=Hift(group_size=2))  # every owner has its own
-    with pytest.raises(FrameError, match="that turn's head goes from node none"):
+    with pytest.raises(FrameError, match="is not in the plan, where every owner has a copy"):
         _check(copies, "c", "d").admit(frames.blob_header(hello(copies, "c"), Payload.HEAD, 1, Pieces.of(b"head")))
     sizes = CopyBytes(head=4 << 10)  # and 64 KiB for names
     check = FrameCheck(expectation(node="d", sizes=sizes), "c")
