@@ -6,7 +6,7 @@
     report     the trail of each node, before the end of its turn; a second one is ignored
     CheckTurn  all trails are there: each has what the plan says, is signed, and agrees with the others of what is kept
     questions  each drawn cell is repeated by its checker; what that one says against a node, by the third too
-    answers    TurnChecked after the last one, or with the first that is wrong
+    answers    TurnRepeated with those that are waited for; TurnChecked after the last one, or the first that is wrong
     LogTurn    the statements of the turn go into the ledger of the run
 
 The rule is in ``ringtune.techniques.audit``. Results are equal in bits on hosts of one numeric class with equally many
@@ -120,7 +120,7 @@ class RunAudit:
         self._waiting: dict[Cell, RepeatTask] = {}
         self._against: dict[Cell, Finding] = {}
         self._num_calls = 0
-        self._last_call: dict[Cell, int] = {}
+        self._last_call: dict[Cell, tuple[int, str]] = {}  # by cell: number of the last question, and the host
         self._notes: list[str] = []
         self._checked: dict[int, tuple[Plan, _Open]] = {}
         self._certificates: dict[str, bytes] = {}
@@ -186,7 +186,12 @@ class RunAudit:
             return self._end(None)
         for cell in now.drawn:
             self._ask(cell, checkers_of_cell(part.placement, cell)[0])
-        return None
+        return self._tell_who_repeats(turn)
+
+    def _tell_who_repeats(self, turn: Turn) -> None:
+        """Name the hosts that are waited for: a third is asked when the time of the others is nearly over."""
+        nodes = sorted({node for cell, (_, node) in self._last_call.items() if cell in self._waiting})
+        self._participants.queue.put(rd.TurnRepeated(turn.index, tuple(nodes)))
 
     def _other_state(self, part: Plan, node: str, turn: Turn) -> Finding | None:
         """Find a block with which a node began in another state than the closed turn before ended with.
@@ -225,7 +230,8 @@ class RunAudit:
         query = self._waiting[cell]
         now = self._open[query.place.turn]
         self._num_calls += 1
-        self._last_call[cell] = call = self._num_calls
+        call = self._num_calls
+        self._last_call[cell] = call, checker
         self._participants.calls[checker].repeat(
             control_pb2.RepeatRequest(
                 node=cell.node,
@@ -239,8 +245,8 @@ class RunAudit:
 
     def take(self, answer: CellRepeated) -> rd.NodeFailed | None:
         """Take a host's answer; return the failure of a host that is lost, or that it could not reach."""
-        part, cell = self._part, answer.cell
-        if part is None or cell not in self._waiting or answer.call != self._last_call[cell]:
+        part, turn, cell = self._part, self._turn, answer.cell
+        if part is None or turn is None or cell not in self._waiting or answer.call != self._last_call[cell][0]:
             return None
         if isinstance(answer.error, PeerLostError):
             self.forget()
@@ -267,6 +273,7 @@ class RunAudit:
             if third and third[0] not in finding.nodes:
                 self._against[cell] = finding
                 self._ask(cell, third[0])
+                self._tell_who_repeats(turn)
                 return None
             finding = _undecided(finding, checker, "no third host can repeat it")
         del self._waiting[cell]
@@ -276,6 +283,8 @@ class RunAudit:
             finding = None
         if finding is not None or not self._waiting:
             self._end(finding)
+        else:
+            self._tell_who_repeats(turn)
         return None
 
     def _sources(self, cell: Cell) -> tuple[str, ...]:

@@ -150,6 +150,7 @@ class RunStateMachine:
         self._newest_placement_number = 0
         self._audits, self.excluded = audits, set[str]()
         self._checking = self._checked = -1  # index of a turn
+        self._checkers: tuple[str, ...] = ()  # that repeat work of the turn that is checked
         self._opened_at: int | None = None  # step to which the run has gone back last because of a lost link
         self._opened_s = 0.0  # when it did so first
         self._openings, self._disputed, self.joins = LinkOpenings(), DisputedCopies(), Joins()
@@ -220,6 +221,10 @@ class RunStateMachine:
                 self._on_step(event)
             case rd.TurnReported():
                 self._on_turn_done(event)
+            case rd.TurnRepeated(turn, nodes):
+                if turn == self._checking and self.phase == "training":
+                    self._checkers = nodes
+                    self._set_deadline()
             case rd.TurnChecked():
                 self._on_checked(event)
             case rd.TechniqueFailed(node, problem):
@@ -941,7 +946,7 @@ class RunStateMachine:
                 break
             if self._audits and turn.kind is StepKind.TRAIN and self._checked != turn.index:
                 if self._checking != turn.index:
-                    self._checking = turn.index
+                    self._checking, self._checkers = turn.index, ()
                     self._commands.append(rd.CheckTurn(turn))
                 break
             grants.close(turn)
@@ -1109,6 +1114,8 @@ class RunStateMachine:
         oldest = grants.open.oldest
         if self._asked_for_best or oldest is None:
             return sorted(self._asked_for_best)
+        if oldest.turn.index == self._checking:  # nobody is late with the turn itself
+            return sorted(self._checkers)
         return sorted(oldest.waits_for) or [oldest.turn.owner] * (not grants.depths.is_complete(oldest.turn))
 
     @property
@@ -1126,4 +1133,5 @@ class RunStateMachine:
             return f"choosing operations for step {self._chooses_for} {took}"
         turn, nodes = oldest.turn, ", ".join(self._late) or oldest.turn.owner
         where = f"turn {turn.index} of node {turn.owner} (from step {turn.first_step})"
-        return f"waited {limit_s:g} s for {where}: not done by {nodes}"
+        verb = "checked" if turn.index == self._checking else "done"
+        return f"waited {limit_s:g} s for {where}: not {verb} by {nodes}"

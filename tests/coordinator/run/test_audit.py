@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import random
@@ -54,7 +55,8 @@ class Audit:
         self.calls = {node: Calls() for node in plan.nodes}
         self.put: list[Any] = []
         job = Job(model=Model(path="m")).with_overrides({"audit.share": 1.0})
-        queue = SimpleNamespace(put=self.put.append)
+        self.repeats: list[tuple[str, ...]] = []
+        queue = SimpleNamespace(put=self._put)
         participants: Any = SimpleNamespace(run_id="r", calls=self.calls, queue=queue)
         self.plan, self.signers = plan, signers or {}
         authorities = (AUTHORITY.certificate_pem,) if signers else ()
@@ -67,6 +69,12 @@ class Audit:
         self.opened = self.run._open[self.turn.index]
         self.opened.drawn = (CELL,)
         self.trails = {node: trail_of(plan, self.turn, node) for node in plan.nodes}
+
+    def _put(self, event: Any) -> None:
+        if isinstance(event, rd.TurnRepeated):
+            self.repeats.append(event.nodes)
+        else:
+            self.put.append(event)
 
     def told(self, *nodes: str) -> None:
         """These nodes have told their trails."""
@@ -144,6 +152,7 @@ def test_third_host_decides_between_a_host_and_its_checker(first: Any, second: A
     audit = Audit()
     audit.check()
     for checker, says in (("c", first), ("a", second)):
+        assert audit.repeats[-1:] == [(checker,)]
         assert not audit.put and audit.asks() == "".join(sorted({"c", checker}))
         _ = audit.answer(checker, **says) if isinstance(says, dict) else audit.reply(checker, says)
     assert audit.found == nodes and bool(audit.put[0].problem)
@@ -413,3 +422,89 @@ def test_run_ends_where_nobody_can_take_the_place(nodes: tuple[str, ...], policy
     finish = ring.run().finish
     assert finish is not None and finish.error == "IntegrityError" and remedy in finish.message
     assert max(entry.turn.end_step for entry in ring.result.logged if isinstance(entry, rd.LogTurn)) == 4
+
+
+class RepeatingRing(RecoveringRing):
+    """A run on the virtual clock with a real audit, of host b's work in the turn that ends with step 6.
+
+    ``answers`` has for each host of a, c that is asked there the part of ``wait_s`` after which it answers, and whether
+    it finds something wrong; without an entry nothing arrives until its call ends with the time limit.
+    """
+
+    def __init__(self, answers: dict[str, tuple[float, bool]], *, ends_calls: bool = True) -> None:
+        plan = make_plan([("a", 0, 1), ("b", 1, 2), ("c", 2, 4)], ["o"], num_steps=12, method="all", eval_rows=0)
+        rounds, place = {"audits": True}, placing(random.Random(0), plan.nodes)
+        super().__init__(plan, place=place, rounds=rounds, wait_s=100.0, recovery=RecoveryPolicy(awaits_s=50.0))
+        self.answers, self.ends_calls, self.asked = answers, ends_calls, list[str]()
+        participants: Any = SimpleNamespace(
+            run_id="r",
+            calls={node: SimpleNamespace(repeat=self._repeater(node)) for node in plan.nodes},
+            queue=SimpleNamespace(put=lambda event: self.clock.at(self.clock.now_s, self._tell_rounds, event)),
+        )
+        facts = {node: device(node, num_blocks=4) for node in plan.nodes}
+        job = Job(model=Model(path="m")).with_overrides({"audit.share": 0.01})
+        self.audit = RunAudit(participants, job, lambda: facts, self._take, source=random.Random(0))
+
+    def _repeater(self, node: str) -> Any:
+        def repeat(request: control_pb2.RepeatRequest, *, on_result: Any, on_failed: Any) -> None:
+            self.asked.append(node)
+            results = {name: [digest, 0.0] for name, digest in self.task.told.items()}
+            after, is_wrong = self.answers.get(node, (1.0, False))
+            if is_wrong:
+                results |= {name: ["x", 1.0] for name in results if name.startswith("sum ")}
+            answer = functools.partial(on_result, control_pb2.RepeatReply(results_json=json.dumps(results)))
+            if node not in self.answers:
+                answer = functools.partial(on_failed, PeerLostError(f"node {node} does not answer"))
+            if node in self.answers or self.ends_calls:
+                self.clock.at(self.clock.now_s + 100.0 * after, answer)
+
+        return repeat
+
+    def _take(self, answer: CellRepeated) -> None:
+        if (failed := self.audit.take(answer)) is not None:
+            self._tell_rounds(failed)
+
+    def _obey_rounds(self, command: rd.Command) -> None:
+        if not isinstance(command, rd.CheckTurn):
+            if isinstance(command, rd.Halt):
+                self.audit.forget()
+            super()._obey_rounds(command)
+            return
+        part, turn = self._part, command.turn
+        self.audit.granted(part, [turn])
+        is_drawn = turn.end_step == 6 and not self.asked
+        drawn = self.audit._open[turn.index].drawn
+        self.audit._open[turn.index].drawn = tuple(cell for cell in drawn if is_drawn and cell.node == "b")
+        trails = {node: trail_of(part, turn, node) for node in part.nodes}
+        for node, trail in trails.items():
+            request = control_pb2.ReportRequest(node=node)
+            request.trails.add(turn=turn.index, digests_json=json.dumps(trail))
+            self.audit.note(request)
+        for cell in self.audit._open[turn.index].drawn:
+            self.task = question(part, turn, cell, work_of(part, turn, "b"), trails)
+        self.audit.check(part, turn)
+
+
+@pytest.mark.parametrize(
+    ("answers", "lost"),
+    [
+        ({"c": (0.95, True)}, "a"),
+        ({"c": (0.95, True), "a": (0.9, False)}, "c"),
+        ({"c": (0.95, True), "a": (0.9, True)}, "b"),
+        ({}, "c"),
+    ],
+)
+def test_third_host_has_its_own_time_to_answer(answers: dict[str, tuple[float, bool]], lost: str) -> None:
+    """A checker that disagrees late ends nothing: the run goes on without who lies, or does not answer."""
+    ring = RepeatingRing(answers)
+    assert ring.run().finish == rd.Finish("", "")
+    (recovery,) = [entry for entry in ring.result.logged if isinstance(entry, rd.LogRecovery)]
+    assert (recovery.lost, recovery.step) == ((lost,), 4) and ring.asked == (["c", "a"] if answers else ["c"])
+
+
+def test_host_for_whose_repeated_work_a_phase_waits_is_named() -> None:
+    """Where even the end of its call is not told; the owner of the turn has done all of it."""
+    ring = RepeatingRing({"c": (0.95, True)}, ends_calls=False)
+    assert ring.run().finish == rd.Finish("", "")
+    (error,) = [entry for entry in ring.result.logged if isinstance(entry, rd.LogNodeError)]
+    assert error.node == "a" and "not checked by a" in error.message
