@@ -789,12 +789,16 @@ class RepeatResult(NamedTuple):
 
 
 def read_results(text: str, node: str, task: RepeatTask) -> dict[str, RepeatResult]:
-    """Parse what a host has repeated; raises ``IntegrityError`` unless it has a digest of all that was asked."""
+    """Parse what a host has repeated, as far as it was asked; raises ``IntegrityError`` where some of that is missing.
+
+    What else it says would stand in a message, as long as its answer may be.
+    """
     results: dict[str, RepeatResult] = {}
     for name, value in read_object(text, f"what node {node} has repeated").items():
         if not isinstance(value, list) or [type(part) for part in value] != [str, float] or not 0.0 <= value[1] <= 1.0:
             raise IntegrityError(f"node {node} answers {name[:60]!r} with no digest and distance")
-        results[name] = RepeatResult(*value)
+        if name in task.told:
+            results[name] = RepeatResult(*value)
     if missing := [name for name in task.told if name not in results]:
         raise IntegrityError(f"node {node} has not repeated {missing[0]} of node {task.cell.node}")
     return results

@@ -207,6 +207,14 @@ def test_answer_that_is_none_speaks_against_who_gives_it(reply: control_pb2.Repe
     assert audit.found == ("c",)
 
 
+def test_answer_to_what_was_not_asked_accuses_nobody() -> None:
+    """Its name would be in a note for the user, with up to 8 MiB."""
+    audit = Audit()
+    audit.check()
+    audit.answer("c", **{"\x1b[2J" * 1000: ["x", 1.0]})
+    assert audit.found == () and not audit.put[0].problem and audit.asks() == "c"
+
+
 def test_lost_checker_is_a_lost_node() -> None:
     """The run goes back; what comes then counts for nothing."""
     audit = Audit()
