@@ -52,6 +52,7 @@ from ringtune.run_control.recovery import (
     NOTHING_KEPT,
     OPENINGS_TURNS,
     RESUME,
+    WITH_ROOM,
     WITHOUT,
     AwaitedNodes,
     BadSteps,
@@ -821,12 +822,14 @@ class RunStateMachine:
                     self._disputed.trust()
                     self._find_placement(recovery)
                     return
-                lost = [node for node in recovery.lost if node in self._gone]
-                problem = f"node {', '.join(recovery.lost)} is lost, and {message}"
+                lost = [node for node in recovery.lost if node not in self.excluded]  # others are not waited for
+                remedy = RESUME if lost else WITH_ROOM
+                problem = f"node {', '.join(recovery.lost)} is {'lost' if lost else 'left out'}, and {message}"
+                lost = [node for node in lost if node in self._gone]
                 if not recovery.is_old and (failed := self._own.of(lost)) is not None:  # not awaited: it is there
                     raise error_from_name(failed.error, f"{failed.message}; {problem}; {RESUME}")
                 if not recovery.is_old and not self.awaited.for_room(error, problem, lost, self._now_s):
-                    raise error_from_name(error, f"{problem}; {RESUME}")
+                    raise error_from_name(error, f"{problem}; {remedy}")
                 self._find_placement(recovery)
                 return
             case rd.PlacementFound(placement_number, placement) if placement_number == recovery.placement_number:

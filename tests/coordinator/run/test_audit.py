@@ -6,7 +6,7 @@ import functools
 import itertools
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -383,8 +383,11 @@ class AuditedRing(RecoveringRing):
         rng, start = random.Random(0), StartPoint.of(plan.course, step=step) if step else None
         super().__init__(plan, place=placing(rng, plan.nodes), rounds={"audits": True}, start=start, **values)
         self.wrong, self.checked = wrong, list[int]()
+        self.awaited: Callable[[rd.AwaitNodes], object] = lambda command: None
 
     def _obey_rounds(self, command: rd.Command) -> None:
+        if isinstance(command, rd.AwaitNodes):
+            self.awaited(command)
         if not isinstance(command, rd.CheckTurn):
             super()._obey_rounds(command)
             return
@@ -407,6 +410,20 @@ def test_turn_is_closed_once_it_is_checked_and_the_run_goes_on_without_the_host(
     machine.phase = "training"
     machine.handle(rd.NodeJoined("c"), 0.0)
     assert "c" not in machine._nodes
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 50.0])
+def test_run_that_fits_nowhere_without_the_host_waits_for_another_node(wait_s: float) -> None:
+    """That host would be refused, so it is not what the user is asked for."""
+    told: list[rd.AwaitNodes] = []
+    ring = AuditedRing({6: (("c",), "node c computed another result")}, recovery=RecoveryPolicy(awaits_s=wait_s))
+    ring._place = lambda asked: None
+    ring.awaited = told.append
+    finish = ring.run().finish
+    assert finish is not None and finish.error == "CapacityError"
+    text = "node c is left out, and nothing fits any more; start another node with room and --resume the run"
+    assert finish.message == ("waited 50 s (recovery.wait_s) for a node with room: " if wait_s else "") + text
+    assert [nodes for nodes, _, _ in told] == [()] * bool(wait_s)
 
 
 def test_run_that_needs_the_host_that_computed_otherwise_does_not_ask_for_it_again() -> None:
