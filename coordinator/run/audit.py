@@ -22,7 +22,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from coordinator.run.driver import Participants
 from ringtune.costs.measurement import numeric_class
@@ -63,6 +63,9 @@ from ringtune.techniques.audit import (
 from ringtune.texts import printable
 from ringtune.transport.parties import node_party
 from ringtune.v1 import control_pb2
+
+_MAX_NOTES: Final = 8
+"""Accusations of a turn that a third does not confirm, of which the text stands in the note; each has 4,000 letters."""
 
 
 class CellRepeated(NamedTuple):
@@ -330,7 +333,8 @@ class RunAudit:
             return
         if finding is None:
             self._checked[turn.index] = part, self._open[turn.index]
-        nodes, text = (finding.nodes, finding.text) if finding else ((), "; ".join(self._notes))
+        more = [f"and {len(self._notes) - _MAX_NOTES:,} more"] * (len(self._notes) > _MAX_NOTES)
+        nodes, text = (finding.nodes, finding.text) if finding else ((), "; ".join(self._notes[:_MAX_NOTES] + more))
         self.figures["seconds"] += time.monotonic() - self._since_s
         self._turn, self._waiting, self._against, self._notes = None, {}, {}, []
         self._last_call, self._asked = {}, {}

@@ -19,7 +19,7 @@ from ringtune.run_control import events as rd
 from ringtune.run_control.recovery import RecoveryPolicy
 from ringtune.schedule.course import COLLABORATION, HelperSettings
 from ringtune.schedule.turns import StartPoint, Turn, turn_sequence
-from ringtune.techniques.audit import NOTHING, Cell, cell_exchanges, question, state_digest, statement, work_of
+from ringtune.techniques.audit import NOTHING, Cell, cell_exchanges, cells, question, state_digest, statement, work_of
 from ringtune.techniques.offload import helped
 from ringtune.transport.identity import sign, signature_problem
 from ringtune.transport.parties import node_party
@@ -235,6 +235,18 @@ def test_host_repeats_one_cell_after_the_other() -> None:
         for _ in range(2):  # an answer that comes again is none to the next question
             audit.answer(checker, cell)
     assert audit.put == [rd.TurnChecked(audit.turn.index)] and audit.asks() == "bccc"
+
+
+def test_accusations_that_a_third_does_not_confirm_make_one_short_note() -> None:
+    """A checker may accuse in each cell of a turn of thousands, and a message has 8 MiB."""
+    audit = Audit()
+    audit.opened.drawn = drawn = cells(PLAN, audit.turn, "b")
+    audit.run._notes = ["an earlier one"] * 5000
+    audit.check()
+    for cell in drawn:
+        audit.reply("c", control_pb2.RepeatReply(node="b", problem="gone"), cell=cell)
+        audit.answer("a", cell)
+    assert audit.found == () and audit.put[0].problem.endswith(f"; and {5000 + len(drawn) - 8:,} more")
 
 
 def test_lost_checker_is_a_lost_node() -> None:
