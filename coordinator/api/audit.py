@@ -300,6 +300,10 @@ class LedgerCheck:
                     self._problems.append(f"{where}: nodes {node} and {peer} say different things of their link")
 
     def _chain(self, statements: Mapping[str, Statement], first: int, stop: int, where: str) -> None:
+        for block in sorted({block for said in statements.values() for block in (*said.begin, *said.end)}):
+            named = [node for node, said in statements.items() if block in said.begin or block in said.end]
+            if len(named) > 1:
+                self._problems.append(f"{where}: the nodes {', '.join(named)} all say what block {block} was")
         begin = {block: (node, digest) for node, said in statements.items() for block, digest in said.begin.items()}
         end = {block: both for said in statements.values() for block, both in said.end.items()}
         before = self._ends.get(first)

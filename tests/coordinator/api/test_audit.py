@@ -24,7 +24,7 @@ from ringtune.models.result_files import HEAD_FILE, block_of
 from ringtune.schedule.turns import turn_sequence
 from ringtune.storage.pieces import FilePieces, Pieces
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, tensors_digest, write_tensors
-from ringtune.techniques.audit import LEDGER, statement
+from ringtune.techniques.audit import LEDGER, state_digest, statement
 from ringtune.transport.identity import fingerprint, sign
 from ringtune.transport.parties import VARIABLE
 from ringtune.v1 import control_pb2
@@ -295,6 +295,30 @@ def test_resumed_run_is_checked_over_its_parts(tmp_path: Path) -> None:
         (folder / "metrics.jsonl").write_text(text)
         code, _ = asked(folder)
         assert code == 7
+
+
+def test_block_of_which_two_nodes_speak_is_told(tmp_path: Path) -> None:
+    """A member could say that a part of which there is no plan ended with the state of a changed checkpoint."""
+    folder = tmp_path / "run"
+    write_ledger(folder)
+    lines = [json.loads(line) for line in (folder / LEDGER).read_text().splitlines()]
+    (folder / "parts/1").mkdir(parents=True)
+
+    def say(line: int, node: str, /, **changes: Any) -> None:
+        says = json.dumps({**json.loads(lines[line]["nodes"].get(node, lines[line]["nodes"]["a"])["says"]), **changes})
+        signature, certificate = sign(says.encode(), credentials_of(node).identity)
+        lines[line]["nodes"][node] = {"says": says, "signature": signature.hex(), "certificate": certificate.decode()}
+
+    began = json.loads(lines[2]["nodes"]["a"]["says"])["begin"]
+    say(2, "a", begin={**began, "1": state_digest("x", "x")})  # with what it was given
+    for is_hidden in (False, True):
+        if is_hidden:
+            say(1, "m", node="m", peers=[], begin={}, end={"1": ["x", "x"]})
+        write(folder / "parts/1", lines[:2])
+        write(folder, [lines[0], *lines[2:]])
+        code, output = asked(folder)
+        assert code == 7 and ("node a began with another state of block 1" in output) is not is_hidden, output
+        assert ("parts/1/ledger.jsonl, line 2: the nodes a, m all say what block 1 was" in output) is is_hidden
 
 
 def test_killed_run_is_checked_as_far_as_its_ledger_goes_and_whole_once_it_is_resumed(tmp_path: Path) -> None:
