@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 from coordinator.run.driver import Participants
 from ringtune.costs.measurement import numeric_class
 from ringtune.costs.profile import NodeFacts
-from ringtune.errors import IntegrityError, PeerLostError, RingTuneError
+from ringtune.errors import FrameError, IntegrityError, InterruptedRunError, PeerLostError, RingTuneError
 from ringtune.job.job import Job, kinds_of
 from ringtune.run_control import events as rd
 from ringtune.schedule.actions import TensorKey
@@ -64,6 +64,8 @@ from ringtune.texts import printable
 from ringtune.transport.parties import node_party
 from ringtune.v1 import control_pb2
 
+_GONE: Final = (PeerLostError, FrameError, InterruptedRunError)
+"""Errors of a host that is lost, was started again, or has given the run up: it may come back."""
 _MAX_NOTES: Final = 8
 """Accusations of a turn that a third does not confirm, of which the text stands in the note; each has 4,000 letters."""
 
@@ -265,7 +267,7 @@ class RunAudit:
         if part is None or turn is None or answer.call != self._last_call.get(cell):
             return None
         del self._last_call[cell]  # the answer may come again
-        if isinstance(answer.error, PeerLostError):
+        if isinstance(answer.error, _GONE):
             self.forget()
             return rd.NodeFailed(answer.checker, PeerLostError.__name__, str(answer.error))
         if answer.reply is not None and answer.reply.is_lost and answer.reply.node in self._sources(cell):

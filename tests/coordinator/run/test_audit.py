@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 
 from coordinator.run.audit import CellRepeated, RunAudit
-from ringtune.errors import CapacityError, PeerLostError
+from ringtune.errors import CapacityError, FrameError, InterruptedRunError, PeerLostError, RingTuneError
 from ringtune.job.job import Job, Model
 from ringtune.run_control import events as rd
 from ringtune.run_control.recovery import RecoveryPolicy
@@ -249,11 +249,12 @@ def test_accusations_that_a_third_does_not_confirm_make_one_short_note() -> None
     assert audit.found == () and audit.put[0].problem.endswith(f"; and {5000 + len(drawn) - 8:,} more")
 
 
-def test_lost_checker_is_a_lost_node() -> None:
-    """The run goes back; what comes then counts for nothing."""
+@pytest.mark.parametrize("error", [PeerLostError, FrameError, InterruptedRunError])
+def test_lost_checker_is_a_lost_node(error: type[RingTuneError]) -> None:
+    """Also one that was started again just now, or stopped. The run goes back; what comes then counts for nothing."""
     audit = Audit()
     audit.check()
-    assert audit.reply("c", None, PeerLostError("gone")) == rd.NodeFailed("c", "PeerLostError", "gone")
+    assert audit.reply("c", None, error("gone")) == rd.NodeFailed("c", "PeerLostError", "gone")
     assert audit.answer("c") is None and not audit.put
 
 
