@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from coordinator.web import app, server
+from coordinator.web import app, predictor, server
 from coordinator.web.app import MAX_QUESTION_BYTES, STATIC, make_app
 from coordinator.web.feeds import watch
 from coordinator.web.page_state import PageState
@@ -624,6 +624,14 @@ def test_predictor_compares_whole_turns_with_and_without_changes() -> None:
     found = answer(question(plan=json.dumps(long.to_json()), steps=400))
     assert found["steps"] == 400
     assert "whole_before_s" not in found
+
+
+def test_predictor_has_a_limit_of_actions_with_more_micro_batches_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer steps are compared: else the many actions of small micro-batches took all of the simulator's time."""
+    monkeypatch.setattr(predictor, "MAX_ACTIONS", 2000)
+    long = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_steps=1000)
+    found = [answer(question(plan=json.dumps(long.to_json()), microbatches=number))["steps"] for number in (0, 1, 4)]
+    assert found == [2000 // 18 // 2 * 2, 2000 // 18 // 2 * 2, 2000 // 34 // 2 * 2]  # 8 actions a micro-batch, 2 a step
 
 
 def test_predictor_says_what_makes_no_sense() -> None:
