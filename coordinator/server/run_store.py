@@ -339,7 +339,8 @@ class RunStore:
         database: the folder is a copy of it; None = no copy.
         keep_days: days for fetched runs, since their end.
         keep_bytes: limit of all runs together, of which users have equal shares (``exceeds_share``); runs that were not
-            fetched are never deleted for it, but no run begins of a user that exceeds its share.
+            fetched are never deleted for it, but no run begins of a user that exceeds its share, and none is resumed by
+            one that exceeds twice its share.
         keep_unfetched_days: days for runs that were not fetched; infinite = for ever.
 
     Raises:
@@ -412,12 +413,15 @@ class RunStore:
         """
         self.prune()
         stored_bytes = bytes_by_owner(families_of(self._sized()))
-        if record.first_run == record.run_id and exceeds_share(stored_bytes, record.owner, self._keep_bytes):
+        is_resumed = record.first_run != record.run_id
+        keep_bytes = 2 * self._keep_bytes if is_resumed else self._keep_bytes
+        if not record.takes_up and exceeds_share(stored_bytes, record.owner, keep_bytes):
             whose = f" of {record.owner}" if record.owner else ""
+            share = f"{'twice ' if is_resumed else ''}the {format_bytes(self._keep_bytes // len(stored_bytes))}"
             raise StorageError(
-                f"the stored runs{whose} take {format_bytes(stored_bytes[record.owner])}, more than the "
-                f"{format_bytes(self._keep_bytes // len(stored_bytes))} of --keep-size for each user, and were not "
-                "fetched: fetch them ('ringtune runs' lists them), or have the coordinator allow more"
+                f"the stored runs{whose} take {format_bytes(stored_bytes[record.owner])}, more than {share} of "
+                "--keep-size for each user, and were not fetched: fetch them ('ringtune runs' lists them), or "
+                "have the coordinator allow more"
             )
         folder = self.folder / _RUNS / record.run_id
         run = StoredRun(record, folder, self._database, on_saved=on_saved)

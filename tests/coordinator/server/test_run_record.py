@@ -360,7 +360,14 @@ def test_one_user_can_not_fill_the_room_of_others(tmp_path: Path) -> None:
         assert list(kept.records()) == [run_id(1), run_id(4), run_id(5)]  # each has 1666 bytes
         with pytest.raises(StorageError, match="runs of alice"):
             run_of("alice", 2, 1)
-        kept.fetched(run_id(1))
+        # By resuming she gets to twice her share only; the coordinator itself always goes on with a run
+        resumed = record(run_id(6), owner="alice", first_run=run_id(1))
+        kept.begin(resumed, request=bytes(2000), on_saved=nobody)(DONE)
+        again = replace(resumed, run_id=run_id(7))
+        with pytest.raises(StorageError, match=r"runs of alice take .* more than twice the .* of --keep-size"):
+            kept.begin(again, on_saved=nobody)
+        kept.begin(replace(again, takes_up=run_id(6)), on_saved=nobody)(DONE)
+        kept.fetched(run_id(7))
         run_of("alice", 2, 1)
 
 
