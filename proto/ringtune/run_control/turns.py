@@ -145,10 +145,10 @@ class OpenTurns:
 
     def item_done(self, turn: Turn, told: StepReported) -> bool:
         """Note that an item of an open turn is finished; False for a repeated report; raises ``IntegrityError``."""
-        if (told.node, told.step) != (turn.owner, turn.step_of(told.seq)):
+        if (told.node, told.step, told.kind) != (turn.owner, turn.step_of(told.seq), turn.kind):
             raise IntegrityError(
-                f"node {told.node} reports item {told.seq} of step {told.step}; it is of node {turn.owner} and of step "
-                f"{turn.step_of(told.seq)}; use one version on all machines"
+                f"node {told.node} reports item {told.seq} of step {told.step} as {told.kind}; it is of node {turn.owner} "
+                f"and of step {turn.step_of(told.seq)}, to {turn.kind}; use one version on all machines"
             )
         known, counted = self._open[turn.index].reported, self._open[turn.index].counted
         is_new = told.seq not in known

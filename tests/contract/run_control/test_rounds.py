@@ -405,11 +405,14 @@ def test_rounds_wait_for_a_result_to_be_loaded_as_long_as_it_goes() -> None:
     assert rounds.handle(rd.Progressed("b"), 501.0) == []
 
 
-@cases(("node", "step"), [("b", 0), ("a", 1 << 62), ("a", 1)])
-def test_rounds_refuse_a_step_in_another_name_or_of_another_turn(node: str, step: int) -> None:
-    """The run ends at once with the node named: a figure of somebody else would be written down as the owner's."""
+@cases(("node", "step", "kind"), [("b", 0, "train"), ("a", 1 << 62, "train"), ("a", 1, "train"), ("a", 0, "score")])
+def test_rounds_refuse_a_step_in_another_name_or_of_another_turn(node: str, step: int, kind: str) -> None:
+    """The run ends at once with the node named: a figure of somebody else would be written down as the owner's.
+
+    Of one kind a loss may be infinite.
+    """
     rounds = trained_rounds()
-    told = rounds.handle(rd.StepReported(node, 0, step, "train", (("count", 4.0),)), 1.0)
+    told = rounds.handle(rd.StepReported(node, 0, step, kind, (("count", 4.0),)), 1.0)
     (finish,) = [command for command in told if isinstance(command, rd.Finish)]
     assert finish.error == "IntegrityError" and f"node {node} reports item 0 of step {step}" in finish.message
 
