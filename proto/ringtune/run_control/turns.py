@@ -147,8 +147,8 @@ class OpenTurns:
         """Note that an item of an open turn is finished; False for a repeated report; raises ``IntegrityError``."""
         if (told.node, told.step, told.kind) != (turn.owner, turn.step_of(told.seq), turn.kind):
             raise IntegrityError(
-                f"node {told.node} reports item {told.seq} of step {told.step} as {told.kind}; it is of node {turn.owner} "
-                f"and of step {turn.step_of(told.seq)}, to {turn.kind}; use one version on all machines"
+                f"node {told.node} reports item {told.seq} of step {told.step}, kind {told.kind}; it is of node "
+                f"{turn.owner} and of step {turn.step_of(told.seq)}, kind {turn.kind}; use one version on all machines"
             )
         known, counted = self._open[turn.index].reported, self._open[turn.index].counted
         is_new = told.seq not in known
