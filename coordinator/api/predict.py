@@ -374,9 +374,9 @@ class Summary:
             error = said - float(truth if isinstance(truth, str | int | float) else math.nan)
         except (ValueError, OverflowError):
             return
-        if math.isfinite(error):
+        if math.isfinite(squares := self._squares + error * error):
             self._judged += 1
-            self._squares, self._sizes = self._squares + error**2, self._sizes + abs(error)
+            self._squares, self._sizes = squares, self._sizes + abs(error)
 
     def _count(self, named: str, truth: object) -> None:
         if named in self._names or len(self._names) < _MAX_COUNTED:

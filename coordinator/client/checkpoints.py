@@ -50,7 +50,7 @@ from ringtune.storage.durable import (
     storage_errors,
     write_durably,
 )
-from ringtune.storage.strict import parse_json, read_given, read_json, regular
+from ringtune.storage.strict import MAX_JSON_BYTES, parse_json, read_given, read_json, regular
 
 _COMPLETE: Final = "complete"
 
@@ -165,12 +165,13 @@ class RunCheckpoints:
             try:
                 if not is_plain_file(self.path(step)):
                     raise IntegrityError("a link or folder is in its place")
-                manifest = CheckpointManifest.parse(self.path(step).read_text(encoding="utf-8", errors="replace"))
+                manifest = CheckpointManifest.parse(read_given(self.path(step), most_bytes=MAX_JSON_BYTES))
                 if manifest.step != step:
                     raise IntegrityError(f"it is of step {manifest.step}")
                 readable.append(manifest)
-            except (OSError, IntegrityError) as error:
-                damaged.append(f"{self.path(step)} can't be used: {error}")
+            except (OSError, UnicodeDecodeError, IntegrityError) as error:
+                why = error.strerror if isinstance(error, OSError) else error
+                damaged.append(f"{self.path(step)} can't be used: {why}")
         return tuple(readable), tuple(damaged)
 
     def lengths(self) -> tuple[Length, ...]:

@@ -417,7 +417,7 @@ class RunLedger:
             "train": {
                 "first_loss": self._first_loss,
                 "last_loss": self._last.line.get("loss"),
-                "mean_loss": sum(self._losses) / len(self._losses) if self._losses else None,
+                "mean_loss": mean({"loss_sum": sum(self._losses), "count": len(self._losses)}, "loss_sum"),
                 "mean_steps": len(self._losses),
             },
             "eval": {key: value for key, value in judged.items() if key not in left_out},

@@ -372,7 +372,7 @@ class Vectors:
                 raise IntegrityError(f"{where} has VeLoRA's vector of {layer} as {shape}, expected [{size}]")
             count = tensors.get(f"{layer}{COUNT}", torch.tensor(0))
             is_count = count.dtype is torch.int64 and not count.shape and 0 <= int(count) <= _MAX_COUNT
-            if not is_count or not tensors[layer].is_floating_point() or not bool(tensors[layer].isfinite().all()):
+            if not is_count or not is_finite_vector(tensors[layer]):
                 raise IntegrityError(f"{where} has a count or VeLoRA's vector of {layer} with impossible numbers")
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -386,6 +386,11 @@ class Vectors:
         others = {name: value for name, value in self.tensors().items() if block_of(name) not in blocks}
         self.check(others | dict(tensors), where=where)
         self.load(others | dict(tensors))
+
+
+def is_finite_vector(value: torch.Tensor) -> bool:
+    """Whether a vector of another node is finite in the type of this one's inputs, which may be bfloat16."""
+    return value.is_floating_point() and bool(value.to(torch.bfloat16).isfinite().all())
 
 
 _MAX_COUNT: Final = 1 << 53

@@ -13,7 +13,7 @@ from __future__ import annotations
 import bisect
 import threading
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 
@@ -295,6 +295,10 @@ class KnownTurn(NamedTuple):
     is_open: bool = False
 
 
+MAX_TURNS_AHEAD: Final = 1 << 16
+"""Most turns that a node derives beyond its last granted one: 20 MiB, of a million texts it would be 300."""
+
+
 class KnownTurns:
     """The turns of one run of which this node may receive frames now; safe for threads.
 
@@ -312,7 +316,7 @@ class KnownTurns:
         owners = plan.course.owners
         between = len(owners) * (2 if plan.course.choice else 1) + 2
         between += evaluation_turns(plan.course) if plan.course.generation else 0
-        self._ahead = max_turns_apart(owners, plan.course.turns) * between + 2 + ITEMS_AHEAD
+        self._ahead = min(max_turns_apart(owners, plan.course.turns) * between + 2 + ITEMS_AHEAD, MAX_TURNS_AHEAD)
         self._lock = threading.Lock()
 
     def granted(self, turn: Turn) -> None:

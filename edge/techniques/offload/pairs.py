@@ -54,7 +54,7 @@ from edge.model.adapters.bottleneck import BottleneckHooks
 from edge.model.skeleton import Skeleton
 from edge.model.tensor_files import pieces_of, read_tensor
 from edge.techniques.offload.sites import ModuleTensor, Site, pack, sites_of
-from edge.techniques.velora import Vectors, project
+from edge.techniques.velora import Vectors, is_finite_vector, project
 from ringtune.errors import IntegrityError, PlanError
 from ringtune.job.job import AdapterKind
 from ringtune.schedule.course import ALL_INPUTS, BFLOAT16
@@ -411,9 +411,16 @@ class PairWire:
         self.vectors = Vectors(self._sizes, init="average", seed=seed) if wire == VELORA else None
         self.known: dict[str, torch.Tensor] = {}
 
-    def learn(self, vectors: Tensors) -> None:
-        """Take vectors that another helper was sent; those of sites without projections are ignored."""
-        self.known |= {site: value for site, value in vectors.items() if site in self.inputs and value.numel()}
+    def learn(self, vectors: Tensors, *, where: str) -> None:
+        """Take vectors that another helper was sent; those of sites without projections are ignored.
+
+        Raises ``IntegrityError``: one has another size, or numbers that are not finite.
+        """
+        known = {site: value for site, value in vectors.items() if site in self.inputs and value.numel()}
+        for site, value in known.items():
+            if value.shape != (self._sizes[site],) or not is_finite_vector(value):
+                raise IntegrityError(f"{where} has a vector of {site} with another size, or impossible numbers")
+        self.known |= known
 
     def encode(self, pairs: Tensors) -> dict[str, torch.Tensor]:
         """Return the encoded pairs; with ``velora`` a projected pair has its vector beside it."""
@@ -504,12 +511,13 @@ class PairVectors:
         if self._host is not None:
             self._host.load({name: tensors[name] for name in self._host.tensors()})
         for wire in self._shown:
-            wire.learn(tensors)
+            wire.learn(tensors, where="the shard")
 
     def load_blocks(self, tensors: Mapping[str, torch.Tensor], blocks: Collection[int], *, where: str) -> None:
         """Replace the vectors of some blocks by those that their helper was sent; it may not have all yet.
 
-        Raises ``IntegrityError``: sizes differ, or a block has none: a new vector would change the result.
+        Raises ``IntegrityError``: sizes differ, numbers are not finite, or a block of this host has none: a new vector
+        would change the result.
         """
         if self._host is not None:
             names = [name for name in self._host.tensors() if block_of(name) in blocks]
@@ -521,7 +529,7 @@ class PairVectors:
                 )
             self._host.load_blocks({name: tensors.get(name, torch.zeros(0)) for name in names}, blocks, where=where)
         for wire in self._shown:
-            wire.learn(tensors)
+            wire.learn(tensors, where=where)
 
 
 def to_file(tensors: Tensors, metadata: Mapping[str, str]) -> Pieces:

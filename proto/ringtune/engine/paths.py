@@ -215,6 +215,17 @@ class MicroBatchState:
         self.arrived: TensorArrived | ParcelArrived | None = None
 
 
+_NONE: Final[deque[MicroBatchState]] = deque(maxlen=0)
+
+
+def _waiting(flows: Sequence[MicroBatchState]) -> deque[MicroBatchState]:
+    """Return a queue, from which flows are only taken; an empty one is shared, as each has room for 64 flows.
+
+    A granted evaluation may have 262,144 items, of which a host has four queues each.
+    """
+    return deque(flows) if flows else _NONE
+
+
 class ItemState:
     """The progress of one item at this node.
 
@@ -256,12 +267,14 @@ class ItemState:
             update for update in self.updates if update.op is Op.UPDATE and any(has(update.start) for has in helped)
         ]
         self.updates = [update for update in self.updates if update not in self.helped]
-        self.fits = deque(MicroBatchState(self, micro, path) for micro, path in enumerate(fits) if path is not None)
+        self.fits = _waiting(
+            [MicroBatchState(self, micro, path) for micro, path in enumerate(fits) if path is not None]
+        )
         self.flows = [MicroBatchState(self, micro, path) for micro, path in enumerate(paths) if path is not None]
         self.flows_left = len(self.flows)
-        self.heads = deque([flow for flow in self.flows if flow.path.has_head])
-        self.backwards = deque([flow for flow in self.flows if flow.path.goes_backward])
-        self.embedding_backwards = deque([flow for flow in self.flows if flow.path.trains_embedding])
+        self.heads = _waiting([flow for flow in self.flows if flow.path.has_head])
+        self.backwards = _waiting([flow for flow in self.flows if flow.path.goes_backward])
+        self.embedding_backwards = _waiting([flow for flow in self.flows if flow.path.trains_embedding])
         self.head_version = head_version(course, item.step)
         self.embedding_version = weight_version(course, EMBEDDING, item.step)
         self.awaited_seq = item.seq

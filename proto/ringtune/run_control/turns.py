@@ -65,33 +65,34 @@ class EvaluationSums:
     """The values of the evaluation under way."""
 
     def __init__(self) -> None:
-        self._by_seq: dict[int, Values] = {}
-        self._done: set[int] = set()
+        self._by_seq: dict[int, Values] = {}  # of open turns
+        self._sums: dict[str, float] = {}  # of closed ones
+        self._num_done = 0
 
     def note(self, seq: int, values: Values) -> None:
         """Take the values of one item."""
-        self._by_seq[seq] = values
+        if values:  # of most tokens of a text there are none
+            self._by_seq[seq] = values
 
     def close(self, turn: Turn, course: Course) -> Values | None:
-        """Note that a turn is closed; return the sums with the evaluation's last turn, else None.
+        """Add up a closed turn; return the sums with the evaluation's last turn, else None.
 
         A drained run may stop between two owners: that evaluation is never logged, and a resumed run repeats it. Values
-        that a fast owner has reported for the next evaluation are kept for that one. Values are summed in the order of
-        ``seq``, so that the order of arrival does not change the last bits.
+        that a fast owner has reported for a later turn are kept for that one. Turns are closed in their order, and
+        values are summed in the order of ``seq``, so that the order of arrival does not change the last bits.
         """
-        self._done.add(turn.index)
-        if len(self._done) < evaluation_turns(course):
+        for seq in sorted(seq for seq in self._by_seq if seq < turn.end_seq):
+            for name, value in self._by_seq.pop(seq):
+                self._sums[name] = self._sums.get(name, 0.0) + value
+        self._num_done += 1
+        if self._num_done < evaluation_turns(course):
             return None
-        self._done = set()
-        sums: dict[str, float] = {}
-        for seq in sorted(self._by_seq):
-            for name, value in self._by_seq.pop(seq) if seq < turn.end_seq else ():
-                sums[name] = sums.get(name, 0.0) + value
+        sums, self._sums, self._num_done = self._sums, {}, 0
         return tuple(sorted(sums.items()))
 
     def forget(self) -> None:
         """Drop the evaluation under way: it is repeated."""
-        self._by_seq, self._done = {}, set()
+        self._by_seq, self._sums, self._num_done = {}, {}, 0
 
 
 class OpenTurn(NamedTuple):
@@ -145,10 +146,10 @@ class OpenTurns:
 
     def item_done(self, turn: Turn, told: StepReported) -> bool:
         """Note that an item of an open turn is finished; False for a repeated report; raises ``IntegrityError``."""
-        if (told.node, told.step) != (turn.owner, turn.step_of(told.seq)):
+        if (told.node, told.step, told.kind) != (turn.owner, turn.step_of(told.seq), turn.kind):
             raise IntegrityError(
-                f"node {told.node} reports item {told.seq} of step {told.step}; it is of node {turn.owner} and of step "
-                f"{turn.step_of(told.seq)}; use one version on all machines"
+                f"node {told.node} reports item {told.seq} of step {told.step}, kind {told.kind}; it is of node "
+                f"{turn.owner} and of step {turn.step_of(told.seq)}, kind {turn.kind}; use one version on all machines"
             )
         known, counted = self._open[turn.index].reported, self._open[turn.index].counted
         is_new = told.seq not in known

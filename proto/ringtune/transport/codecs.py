@@ -275,7 +275,6 @@ _MAX_NOTES: Final = 1000  # of one report; each is a line at the user
 _MAX_ENDS: Final = 1000  # of turns in one report: a node is granted a few ahead
 _MAX_COUNTS: Final = MAX_CLASSES**2 + MAX_CLASSES * len(KINDS)
 _KINDS: Final = frozenset(StepKind)
-_FINITE: Final = (StepKind.TRAIN, StepKind.EVALUATE)
 _SHA256: Final = re.compile("[0-9a-f]{64}")
 _DIGITS: Final = 64
 _SUMS: Final = frozenset({"loss_sum", "absolute_sum", *SIGNED})
@@ -345,7 +344,7 @@ def _of_step(step: control_pb2.StepReport, end_seq: int) -> Iterator[str]:
         if number.name not in _SUMS:
             is_good = 0 <= number.value <= MAX_COUNT
         else:  # for items that measure, any value is accepted
-            is_good = abs(number.value) <= _MAX_SUM or step.kind not in _FINITE
+            is_good = abs(number.value) <= _MAX_SUM or step.kind == StepKind.SCORE
         if not is_good:
             yield f"{shown(number.name)} = {number.value} of item {step.seq}"
 

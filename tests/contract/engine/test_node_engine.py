@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from ringtune.engine import events as ev
@@ -9,7 +11,7 @@ from ringtune.engine.node_engine import NodeEngine
 from ringtune.errors import FrameError
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StartPoint, StepKind, Turn, turn_sequence
+from ringtune.schedule.turns import StartPoint, StepKind, Turn, items, turn_sequence
 from tests.support.cases import cases
 from tests.support.plans import make_plan
 
@@ -192,6 +194,21 @@ def test_engine_wait_ends_at_the_moment_of_its_timer() -> None:
     (timer,) = [each for each in engine.handle(ev.TurnGranted(turn), now_s) if isinstance(each, ev.SetTimer)]
     (failure,) = engine.handle(ev.TimerFired("wait"), timer.at_s)
     assert isinstance(failure, ev.Fail)
+
+
+@pytest.mark.promise("7 bounded memory")
+def test_engine_holds_little_of_each_item_of_an_evaluation() -> None:
+    """All are granted at once, up to 262,144; four queues of each, empty at a host, took 2.5 KB."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=0, eval_rows=4_000, batch_size=4, microbatches=1)
+    engine, turn = NodeEngine(plan, "b", wait_s=100.0), next(turn_sequence(plan.course))
+    items(plan.course, turn)  # kept for others
+    tracemalloc.start()
+    try:
+        engine.handle(ev.TurnGranted(turn), 0.0)
+        held_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert turn.num_items == 1000 and held_bytes < 2000 * turn.num_items
 
 
 def test_engine_owner_that_hosts_nothing_gives_up_only_in_its_own_turn() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
@@ -13,6 +14,7 @@ from ringtune.run_control import events as rd
 from ringtune.run_control.recovery import RecoveryPolicy
 from ringtune.run_control.state_machine import RunStateMachine
 from ringtune.run_control.turns import EvaluationSums
+from ringtune.schedule.course import Generation
 from ringtune.schedule.methods.hift import Hift
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn, turn_sequence
@@ -320,6 +322,20 @@ def test_evaluation_has_the_rows_of_all_owners_once() -> None:
     assert [sums.close(turn, plan.course) for turn in turns] == [None, (("count", 4.0),)] * 2
 
 
+def test_evaluation_keeps_the_values_of_open_turns_alone() -> None:
+    """A million texts have as many turns, and most of their tokens have no values."""
+    texts = Generation(rows=50, max_new_tokens=3, at_once=1, alone=True)
+    plan = make_plan([("a", 0, 4)], ["a", "b"], num_steps=0, eval_rows=50)
+    course, sums = dataclasses.replace(plan.course, generation=texts), EvaluationSums()
+    turns = list(turn_sequence(course))
+    for turn in turns:
+        for seq in range(turn.first_seq, turn.end_seq):
+            sums.note(seq, (("generated", 1.0), ("rouge_l_sum", 0.1)) if seq == turn.end_seq - 1 else ())
+        told = sums.close(turn, course)
+        assert sum(len(value) for value in vars(sums).values() if isinstance(value, dict | set)) <= 2
+    assert len(turns) == 100 and told == (("generated", 100.0), ("rouge_l_sum", sum([0.1] * 100)))
+
+
 AUTO = make_plan([("a", 0, 4)], ["a"], num_steps=14, unfreeze="auto", patience_steps=2, eval_rows=0, checkpoint_every=4)
 
 
@@ -405,11 +421,14 @@ def test_rounds_wait_for_a_result_to_be_loaded_as_long_as_it_goes() -> None:
     assert rounds.handle(rd.Progressed("b"), 501.0) == []
 
 
-@cases(("node", "step"), [("b", 0), ("a", 1 << 62), ("a", 1)])
-def test_rounds_refuse_a_step_in_another_name_or_of_another_turn(node: str, step: int) -> None:
-    """The run ends at once with the node named: a figure of somebody else would be written down as the owner's."""
+@cases(("node", "step", "kind"), [("b", 0, "train"), ("a", 1 << 62, "train"), ("a", 1, "train"), ("a", 0, "score")])
+def test_rounds_refuse_a_step_in_another_name_or_of_another_turn(node: str, step: int, kind: str) -> None:
+    """The run ends at once with the node named: a figure of somebody else would be written down as the owner's.
+
+    Of one kind a loss may be infinite.
+    """
     rounds = trained_rounds()
-    told = rounds.handle(rd.StepReported(node, 0, step, "train", (("count", 4.0),)), 1.0)
+    told = rounds.handle(rd.StepReported(node, 0, step, kind, (("count", 4.0),)), 1.0)
     (finish,) = [command for command in told if isinstance(command, rd.Finish)]
     assert finish.error == "IntegrityError" and f"node {node} reports item 0 of step {step}" in finish.message
 

@@ -256,16 +256,16 @@ def test_summary_judges_what_has_its_own() -> None:
     numbers = Summary(Job(model=Model(path="m")))
     numbers.add(found({**SAID, "predicted": "3"}, label=3))
     assert numbers.to_json()["accuracy"] == 1.0
-    # A word that is cut counts as none; a row without a number is predicted and not judged
+    # A word that is cut counts as none; a row without a number, or with one of no square, is not judged
     tags = Summary(Job(model=Model(path="m", task="token-classification")))
     tags.add(RowPrediction({"words": ["a", "b", "c"], "tags": ["X", "O", "O"]}, {"predicted": ["X", "X", None]}))
     tags.add(RowPrediction({"words": ["a"]}, {"predicted": ["O"]}))
     assert tags.to_json() == {"rows": 2, "tags": {"O": 1, "X": 2}, "judged": 2, "accuracy": 0.5}
     assert list(tags.lines())[1] == "accuracy 0.5000 on the 2 words that have a 'tags' of their own"
     numbers = Summary(Job(model=Model(path="m", task="regression")))
-    for truth in (1.0, "3", "high", None, "nan"):
+    for truth in (1.0, "3", "high", None, "nan", 1e200, "-1e308"):
         numbers.add(RowPrediction({"text": "a", "label": truth}, {"predicted": 2.0}))
-    assert numbers.to_json() == {"rows": 5, "judged": 2, "mse": 1.0, "mae": 1.0}
+    assert numbers.to_json() == {"rows": 7, "judged": 2, "mse": 1.0, "mae": 1.0}
     assert list(numbers.lines())[1] == "mse 1.0000, mae 1.0000 on the 2 rows that have a 'label' of their own"
     # An empty cell is no failure, and nobody has to guess that
     texts = Summary(Job(model=Model(path="m", task="causal-lm")))

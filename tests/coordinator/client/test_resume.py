@@ -47,6 +47,7 @@ from ringtune.schedule.migration import with_owner, without_owner
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn
+from ringtune.storage.strict import MAX_JSON_BYTES
 from ringtune.v1 import control_pb2
 from tests.contract.run_control.test_checkpoint import JOB as CHECKPOINT_JOB
 from tests.contract.run_control.test_checkpoint import PLAN, manifest
@@ -555,7 +556,7 @@ def test_metrics_on_a_full_disk_are_an_error_of_storage(tmp_path: Path, monkeypa
             folder.add_metrics("{}")
 
 
-@pytest.mark.parametrize("kind", ["link", "folder", "pipe", "damaged"])
+@pytest.mark.parametrize("kind", ["link", "folder", "pipe", "damaged", "large", "binary"])
 def test_manifest_that_is_damaged_or_no_file_is_passed_over(tmp_path: Path, kind: str) -> None:
     """The checkpoint before it is used; a run that goes on writes that step's manifest again."""
     checkpoints = write_checkpoints(tmp_path / "run", 4, 8)
@@ -567,12 +568,18 @@ def test_manifest_that_is_damaged_or_no_file_is_passed_over(tmp_path: Path, kind
         path.mkdir()
     elif kind == "pipe":
         os.mkfifo(path)
+    elif kind == "large":  # zeros without a place on the disk
+        path.touch()
+        os.truncate(path, MAX_JSON_BYTES + 1)
+    elif kind == "binary":
+        path.write_bytes(b"\xff\xfe")
     else:
         shutil.copy(kept, path)
         damage(path)
     resume = find_resume(tmp_path / "run", CHECKPOINT_JOB, notes.append)
     assert resume is not None and resume.manifests == (manifest(4),)
     assert len(notes) == 1 and "step-8.json can't be used: " in notes[0]
+    assert kind != "large" or notes[0].endswith("used: it has more than 134,217,728 bytes")
     checkpoints.rewind_to(4)
     checkpoints.add(manifest(8))
     found = find_resume(tmp_path / "run", CHECKPOINT_JOB, print)

@@ -194,6 +194,13 @@ def test_ledger_gives_the_loss_of_the_last_step_also_of_a_diverged_run() -> None
     report = books.report(run_id="r", wall_s=1.0, phases_s={}, predicted_bytes={})
     assert report["train"]["last_loss"] == lines[-1]["loss"] == 0.25
     assert (report["train"]["mean_loss"], report["train"]["mean_steps"]) == (pytest.approx(0.425), 2)
+    # Losses that an owner makes up may have no finite sum
+    books, huge = ledger(), (("loss_sum", 1e300), ("count", 1e-8))
+    for offset in range(turn.num_items):
+        books.step_done(rd.LogStep(turn, turn.first_seq + offset, turn.first_step + offset, 1, huge), 101.0)
+    assert [line["loss"] for line in books.turn_done(turn)] == [pytest.approx(1e308)] * 2
+    report = books.report(run_id="r", wall_s=1.0, phases_s={}, predicted_bytes={})
+    assert (report["train"]["mean_loss"], report["train"]["mean_steps"]) == (None, 2)
 
 
 def test_ledger_without_evaluation_says_so() -> None:

@@ -140,6 +140,7 @@ def test_vectors_refuse_a_checkpoint_of_other_layers() -> None:
         {"a/count": torch.tensor(math.nan)},
         {"a": torch.tensor([1.0, math.nan, 0.0, 0.0])},
         {"a": torch.ones(4, dtype=torch.int64)},
+        {"a": torch.full((4,), 1e200, dtype=torch.float64)},  # infinite as it is used
     ],
 )
 def test_vectors_refuse_numbers_that_no_training_has(changes: dict[str, torch.Tensor]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from edge.transport import frames, tensors
+from edge.transport import admission, frames, tensors
 from edge.transport.admission import FrameCheck, KnownTurns
 from ringtune.errors import FrameError, TrustError
 from ringtune.schedule.access import CopyBytes
@@ -484,6 +484,18 @@ def test_window_knows_a_granted_turn_that_no_course_foresees() -> None:
         assert found is not None
         assert found == turns.by_seq(checkpoint.first_seq)
         assert found.turn == checkpoint
+
+
+def test_window_is_bounded_where_an_evaluation_writes_many_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is a turn, and who asks for an evaluation says how many rows the node of the own machine has."""
+    monkeypatch.setattr(admission, "MAX_TURNS_AHEAD", 100)
+    texts = Generation(rows=1000, max_new_tokens=2, at_once=1, alone=True)
+    of = _ahead(num_steps=0, owners=(Owner(node="a", train_rows=8, eval_rows=1000),), generation=texts)
+    turns = KnownTurns(of, StartPoint.of(of.course))
+    granted = list(turn_sequence(of.course))
+    assert len(granted) == 1000 and turns.by_seq(0) is not None and turns.span() == (0, 99)
+    turns.granted(granted[500])
+    assert turns.by_index(600) is not None and turns.span() == (0, 600)
 
 
 def _ahead(**changes: Any) -> Plan:

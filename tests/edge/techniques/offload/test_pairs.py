@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -473,6 +474,13 @@ def test_state_of_a_helper_without_the_vectors_of_its_pairs_is_refused() -> None
     assert host.tensors()["1.a"].numel() == 2 and not host.tensors()["1.b"].numel()
     with pytest.raises(IntegrityError, match=r"no vector of the pairs of block 0, .* resume the run on its own nodes"):
         host.load_blocks({"1.a": torch.ones(2)}, {0, 1}, where="the blocks")
+    # A helper that takes over refuses what no host can have sent
+    helper = PairVectors(None, [PairWire("velora", {"1.a": 8}, parts=4)])
+    for vector in (torch.ones(3), torch.tensor([1.0, math.nan]), torch.full((2,), 1e200, dtype=torch.float64)):
+        with pytest.raises(IntegrityError, match=r"the blocks has a vector of 1\.a with another size, or impossible"):
+            helper.load_blocks({"1.a": vector}, {1}, where="the blocks")
+    helper.load_blocks({"1.a": torch.ones(2), "1.other": torch.ones(9)}, {1}, where="the blocks")
+    assert [*helper.tensors()] == ["1.a"]
 
 
 @pytest.mark.parametrize("model_type", ["bert", "gpt2"])
