@@ -48,6 +48,8 @@ from ringtune.transport.page_access import Guard
 MAX_CONNECTIONS: Final = 256
 MAX_OF_AN_ADDRESS: Final = 128
 """Half of all: an address may be a tunnel for several browsers, each with some connections."""
+MAX_PIPELINED_BYTES: Final = 1 << 16
+"""Of further requests that arrive before an answer is done."""
 REQUEST_S: Final = 10.0
 """Time limit for line and headers of a request, from the connection or from their first byte."""
 GOODBYE_S: Final = 1
@@ -113,6 +115,8 @@ class _Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Take bytes; a request has to be complete within ``REQUEST_S``."""
         super().data_received(data)
+        if len(self.conn.trailing_data[0]) > MAX_PIPELINED_BYTES:  # each answer lets the server read some more
+            self.transport.abort()
         if self._is_answering():
             self._answer_begins()
         else:

@@ -202,6 +202,22 @@ def test_server_lets_go_of_who_reads_nothing(monkeypatch: pytest.MonkeyPatch, la
         assert get(f"http://{page.address}/static/uPlot.iife.min.js")[1] == (STATIC / "uPlot.iife.min.js").read_text()
 
 
+@pytest.mark.promise("7 bounded memory")
+def test_server_keeps_few_requests_that_wait_for_an_answer() -> None:
+    """A connection that goes on sending requests is cut off; a few that were sent together are answered."""
+    with visiting() as (page, connect):
+        request = f"HEAD / HTTP/1.1\r\nhost: {page.address}\r\n\r\n".encode()
+        few, many, answers = connect(request * 5), connect(b""), b""
+        while answers.count(b"\r\n\r\n") < 5:
+            answers += few.recv(1 << 16) or pytest.fail("its connection was closed")
+        sent = b""
+        with contextlib.suppress(ConnectionError):
+            many.sendall(request * 4000)
+            while piece := many.recv(1 << 16):
+                sent += piece
+        assert sent.count(b"HTTP/1.1 200 OK") < 4000
+
+
 def test_server_without_its_libraries_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are no part of the core."""
     find = importlib.util.find_spec
