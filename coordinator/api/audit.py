@@ -17,6 +17,7 @@ A run that was killed has ``ledger.jsonl.part``, which is checked as far as it g
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
@@ -30,7 +31,9 @@ from coordinator.client.saved_run import read_run
 from coordinator.run.run_text import is_step
 from ringtune.errors import IntegrityError, RingTuneError, UsageError
 from ringtune.job.job import kinds_of
-from ringtune.models.result_files import ADAPTER_FILE, BLOCKS_FILE, block_of
+from ringtune.models.architecture_heads import HEAD_PREFIX, architecture_head
+from ringtune.models.families import FAMILIES
+from ringtune.models.result_files import ADAPTER_FILE, BLOCKS_FILE, HEAD_FILE, block_of, has_trained_head
 from ringtune.schedule.plan import Plan
 from ringtune.storage.pieces import FilePieces
 from ringtune.storage.strict import read_object
@@ -129,12 +132,19 @@ def audit_run(folder: Path) -> CheckedLedger:
         for name in (ADAPTER_FILE, BLOCKS_FILE)
         if (path := run.saved / user / name).is_file()
     }
+    is_trained = has_trained_head(run.job.model.task)
+    paths = [run.saved / user / HEAD_FILE for user in run.plan.course.user_sets or ("",)] if is_trained else []
     if weights:  # whatever the ledger is called, which who changes a result may rename or leave out
         private = run.plan.placements[-1].private_blocks
         steps = max((int(line["step"]) for line in read_metrics(folder) if is_step(line)), default=0)
         keeps_best = bool(run.job.train.keep_best)
         check.compare(
-            weights, steps=steps, keeps_best=keeps_best, num_blocks=run.plan.course.head, private_blocks=private
+            weights,
+            steps=steps,
+            keeps_best=keeps_best,
+            num_blocks=run.plan.course.head,
+            private_blocks=private,
+            heads=[head_digests(path, run.job.model.task) for path in paths],
         )
         check.compare_length(run.plan.course.num_steps)
     return check.checked()
@@ -290,6 +300,10 @@ class LedgerCheck:
                     self._problems.append(f"{where}: nodes {node} and {peer} say different things of their link")
 
     def _chain(self, statements: Mapping[str, Statement], first: int, stop: int, where: str) -> None:
+        for block in sorted({block for said in statements.values() for block in (*said.begin, *said.end)}):
+            named = [node for node, said in statements.items() if block in said.begin or block in said.end]
+            if len(named) > 1:
+                self._problems.append(f"{where}: the nodes {', '.join(named)} all say what block {block} was")
         begin = {block: (node, digest) for node, said in statements.items() for block, digest in said.begin.items()}
         end = {block: both for said in statements.values() for block, both in said.end.items()}
         before = self._ends.get(first)
@@ -310,7 +324,14 @@ class LedgerCheck:
         self._last, self._is_first = stop, False
 
     def compare(
-        self, weights: Mapping[str, Path], *, steps: int, keeps_best: bool, num_blocks: int, private_blocks: int = 0
+        self,
+        weights: Mapping[str, Path],
+        *,
+        steps: int,
+        keeps_best: bool,
+        num_blocks: int,
+        private_blocks: int = 0,
+        heads: Collection[Collection[str]] = (),
     ) -> None:
         """Compare the weights of the run's result with the states at the end of a turn, which has to have all of them.
 
@@ -320,6 +341,7 @@ class LedgerCheck:
             keeps_best: whether the result may be of an earlier step, of the best evaluation.
             num_blocks: of the model; the head's state is that of a block above them.
             private_blocks: number of first blocks that never train, and of which nobody says anything.
+            heads: of each saved head its digests under the names of each family (``head_digests``).
         """
         self._is_done = True
         if steps != self._last:
@@ -330,13 +352,18 @@ class LedgerCheck:
         for step, ends in self._ends.items():
             said = {block: weights for block, (weights, _) in ends.items() if block < num_blocks}
             wrong[step] = sorted(block for block in {*digests, *said} if digests.get(block) != said.get(block))
+            head = ends.get(num_blocks, ("", ""))[0]
+            if head and any(head not in known for known in heads):
+                wrong[step].append(num_blocks)
         fitting = [step for step, differ in wrong.items() if not differ]
+        if heads and not any(num_blocks in ends for ends in self._ends.values()):
+            self._facts.append("nobody says what the head was, so that of the result is not compared")
         if self._last in fitting:
-            self._facts.append(f"the result has the blocks' weights of step {self._last}, the last one")
+            self._facts.append(f"the result has the weights of step {self._last}, the last one")
         elif fitting and keeps_best:
-            self._facts.append(f"the result has the blocks' weights of step {max(fitting)}, the best one")
+            self._facts.append(f"the result has the weights of step {max(fitting)}, the best one")
         else:
-            named = ", ".join(map(str, wrong.get(self._last, [])))
+            named = ", ".join("head" if block == num_blocks else str(block) for block in wrong.get(self._last, []))
             self._problems.append(f"the result has other weights than at step {self._last}, of block {named}")
 
     def compare_length(self, planned_steps: int) -> None:
@@ -383,6 +410,27 @@ def weights_of(files: Mapping[str, TensorFile]) -> dict[int, str]:
     return {block: tensors_digest(_without_twins(tensors)) for block, tensors in blocks.items()}
 
 
+def head_digests(path: Path, task: str) -> set[str]:
+    """Return the digests that an owner of any family may tell of a head with the tensors of a file; none without it.
+
+    An owner names them as AdapterHub does, a file of some families as their architecture.
+    """
+    if not path.is_file():
+        return set()
+    digests, file = set[str](), TensorFile(FilePieces(path), where=str(path))
+    forms = (None, *(architecture_head(name, task) for name in FAMILIES))
+    for form in {str(form and form.layers): form for form in forms}.values():
+        names = {(form.library_name(name) if form else name).removeprefix(HEAD_PREFIX): name for name in file.infos}
+        digest = hashlib.sha256()
+        for own, name in sorted(names.items()):
+            digest.update(own.encode())
+            for piece in file.tensor(name).data:
+                digest.update(piece)
+        is_read = len(names) == len(file.infos) and {info.dtype for info in file.infos.values()} <= {"F32", "F64"}
+        digests |= {digest.hexdigest()} if is_read else set()  # which has no types: whole numbers have their bytes too
+    return digests
+
+
 def _without_twins(tensors: Mapping[str, TensorPieces]) -> dict[str, TensorPieces]:
     """Leave out the second name of a norm before a bottleneck (``ln_before``), which the library saves twice."""
 
@@ -403,7 +451,7 @@ def sentences(ledger: CheckedLedger) -> Iterator[str]:
     yield from map(one_line, (*ledger.facts, *ledger.problems))
     yield (
         "not shown: that what was not drawn was computed rightly; what an owner says of its rows, embedding and loss; "
-        "what the result has beside the hosts' blocks (head, invertible adapter, private blocks)"
+        "what the result has beside the hosts' blocks and the head (invertible adapter, private blocks)"
     )
     if not ledger.is_done:
         yield f"the run has no result yet, so its ledger is checked up to step {ledger.figures['last']:,} only"

@@ -229,7 +229,8 @@ def coordinator(
         str,
         typer.Option(
             metavar="SIZE",
-            help="Disk space for all runs: only fetched ones are deleted for it, and no new run begins beyond it.",
+            help="Disk space for all runs, with equal shares of users: beyond both, fetched ones of the user are "
+            "deleted, and no new one begins.",
         ),
     ] = "10GiB",
     keep_unfetched_days: Annotated[

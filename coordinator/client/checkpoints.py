@@ -50,7 +50,7 @@ from ringtune.storage.durable import (
     storage_errors,
     write_durably,
 )
-from ringtune.storage.strict import MAX_JSON_BYTES, parse_json, read_given, read_json
+from ringtune.storage.strict import MAX_JSON_BYTES, parse_json, read_given, read_json, regular
 
 _COMPLETE: Final = "complete"
 
@@ -327,8 +327,8 @@ def cut_metrics(path: Path, step: int) -> None:
     """
     if not path.exists():
         return
-    with storage_errors(path):
-        lines = path.read_bytes().splitlines(keepends=True)
+    with storage_errors(path), open(path, "rb", opener=regular) as file:
+        lines = file.read().splitlines(keepends=True)
     write_durably(path, b"".join(line for line in lines if _stays(line, step)))
 
 
@@ -342,5 +342,5 @@ def _stays(line: bytes, step: int) -> bool:
 def force_to_disk(path: Path) -> None:
     """Flush appended content of a file to the disk."""
     if path.exists():
-        with storage_errors(path), path.open("rb") as file:
+        with storage_errors(path), open(path, "rb", opener=regular) as file:
             os.fsync(file.fileno())

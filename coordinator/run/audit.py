@@ -5,8 +5,9 @@
     Grant      draws cells, tells neighbours of the hosts which tensors to keep, with a ticket for each of them
     report     the trail of each node, before the end of its turn; a second one is ignored
     CheckTurn  all trails are there: each has what the plan says, is signed, and agrees with the others of what is kept
-    questions  each drawn cell is repeated by its checker; what that one says against a node, by the third too
-    answers    TurnChecked after the last one, or with the first that is wrong
+    questions  each drawn cell is repeated by its checker, one after the other at each host; what that one says against
+               a node, by the third too
+    answers    TurnRepeated with those that are waited for; TurnChecked after the last one, or the first that is wrong
     LogTurn    the statements of the turn go into the ledger of the run
 
 The rule is in ``ringtune.techniques.audit``. Results are equal in bits on hosts of one numeric class with equally many
@@ -21,12 +22,12 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from coordinator.run.driver import Participants
 from ringtune.costs.measurement import numeric_class
 from ringtune.costs.profile import NodeFacts
-from ringtune.errors import IntegrityError, PeerLostError, RingTuneError
+from ringtune.errors import FrameError, IntegrityError, InterruptedRunError, PeerLostError, RingTuneError
 from ringtune.job.job import Job, kinds_of
 from ringtune.run_control import events as rd
 from ringtune.schedule.actions import TensorKey
@@ -62,6 +63,11 @@ from ringtune.techniques.audit import (
 from ringtune.texts import printable
 from ringtune.transport.parties import node_party
 from ringtune.v1 import control_pb2
+
+_GONE: Final = (PeerLostError, FrameError, InterruptedRunError)
+"""Errors of a host that is lost, was started again, or has given the run up: it may come back."""
+_MAX_NOTES: Final = 8
+"""Accusations of a turn that a third does not confirm, of which the text stands in the note; each has 4,000 letters."""
 
 
 class CellRepeated(NamedTuple):
@@ -121,6 +127,7 @@ class RunAudit:
         self._against: dict[Cell, Finding] = {}
         self._num_calls = 0
         self._last_call: dict[Cell, int] = {}
+        self._asked: dict[str, list[Cell]] = {}  # by host that repeats them: the first one is under way
         self._notes: list[str] = []
         self._checked: dict[int, tuple[Plan, _Open]] = {}
         self._certificates: dict[str, bytes] = {}
@@ -152,7 +159,7 @@ class RunAudit:
     def forget(self) -> None:
         """Check nothing more: the run goes back."""
         self._turn, self._waiting, self._against, self._open = None, {}, {}, {}
-        self._notes, self._checked, self._last_call = [], {}, {}
+        self._notes, self._checked, self._last_call, self._asked = [], {}, {}, {}
 
     def check(self, part: Plan, turn: Turn) -> None:
         """Begin to check a turn that every node has done."""
@@ -186,7 +193,12 @@ class RunAudit:
             return self._end(None)
         for cell in now.drawn:
             self._ask(cell, checkers_of_cell(part.placement, cell)[0])
-        return None
+        return self._tell_who_repeats(turn)
+
+    def _tell_who_repeats(self, turn: Turn) -> None:
+        """Name the hosts that are waited for: a third is asked when the time of the others is nearly over."""
+        nodes = tuple(sorted(node for node, cells in self._asked.items() if cells))
+        self._participants.queue.put(rd.TurnRepeated(turn.index, nodes))
 
     def _other_state(self, part: Plan, node: str, turn: Turn) -> Finding | None:
         """Find a block with which a node began in another state than the closed turn before ended with.
@@ -222,6 +234,18 @@ class RunAudit:
         return f"node {node} does not sign what it did in turn {turn.index}: {why}" if why else ""
 
     def _ask(self, cell: Cell, checker: str) -> None:
+        """Let a host repeat a cell once it has repeated all others: the plan counts the memory of one."""
+        cells = self._asked.setdefault(checker, [])
+        cells.append(cell)
+        if len(cells) == 1:
+            self._call(cell, checker)
+
+    def _ask_next(self, checker: str) -> None:
+        cells = self._asked[checker] = self._asked[checker][1:]
+        if cells:
+            self._call(cells[0], checker)
+
+    def _call(self, cell: Cell, checker: str) -> None:
         query = self._waiting[cell]
         now = self._open[query.place.turn]
         self._num_calls += 1
@@ -239,10 +263,11 @@ class RunAudit:
 
     def take(self, answer: CellRepeated) -> rd.NodeFailed | None:
         """Take a host's answer; return the failure of a host that is lost, or that it could not reach."""
-        part, cell = self._part, answer.cell
-        if part is None or cell not in self._waiting or answer.call != self._last_call[cell]:
+        part, turn, cell = self._part, self._turn, answer.cell
+        if part is None or turn is None or answer.call != self._last_call.get(cell):
             return None
-        if isinstance(answer.error, PeerLostError):
+        del self._last_call[cell]  # the answer may come again
+        if isinstance(answer.error, _GONE):
             self.forget()
             return rd.NodeFailed(answer.checker, PeerLostError.__name__, str(answer.error))
         if answer.reply is not None and answer.reply.is_lost and answer.reply.node in self._sources(cell):
@@ -267,6 +292,8 @@ class RunAudit:
             if third and third[0] not in finding.nodes:
                 self._against[cell] = finding
                 self._ask(cell, third[0])
+                self._ask_next(answer.checker)
+                self._tell_who_repeats(turn)
                 return None
             finding = _undecided(finding, checker, "no third host can repeat it")
         del self._waiting[cell]
@@ -276,6 +303,9 @@ class RunAudit:
             finding = None
         if finding is not None or not self._waiting:
             self._end(finding)
+        else:
+            self._ask_next(answer.checker)
+            self._tell_who_repeats(turn)
         return None
 
     def _sources(self, cell: Cell) -> tuple[str, ...]:
@@ -305,9 +335,11 @@ class RunAudit:
             return
         if finding is None:
             self._checked[turn.index] = part, self._open[turn.index]
-        nodes, text = (finding.nodes, finding.text) if finding else ((), "; ".join(self._notes))
+        more = [f"and {len(self._notes) - _MAX_NOTES:,} more"] * (len(self._notes) > _MAX_NOTES)
+        nodes, text = (finding.nodes, finding.text) if finding else ((), "; ".join(self._notes[:_MAX_NOTES] + more))
         self.figures["seconds"] += time.monotonic() - self._since_s
-        self._turn, self._waiting, self._against, self._notes, self._last_call = None, {}, {}, [], {}
+        self._turn, self._waiting, self._against, self._notes = None, {}, {}, []
+        self._last_call, self._asked = {}, {}
         self._open = {index: entry for index, entry in self._open.items() if index > turn.index}
         self._participants.queue.put(rd.TurnChecked(turn.index, nodes, text))
 

@@ -22,7 +22,7 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Mapping, Sequence, Set
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from coordinator.planner.limits import Effort
 from coordinator.planner.make_plan import keep_plan
@@ -329,6 +329,7 @@ class CheckpointManager:
         self._noted: int | None = None
         self._newest_step: int | None = None
         self._best_steps = dict[int, int]()  # by step of the checkpoint
+        self._told: dict[str, CheckpointManifest] = {}  # by kind of event: the last one
 
     @property
     def needed_nodes(self) -> tuple[str, ...]:
@@ -480,9 +481,22 @@ class CheckpointManager:
         ``plan`` is the part that holds. Only a run that is kept (``is_kept``) is resumed from the end of a turn.
         """
         if isinstance(command, rd.LogCheckpoint):
-            emit(control_pb2.RunEvent(checkpoint_json=json.dumps(self.manifest(plan, command).to_json())))
+            self._told["checkpoint_json"] = self.manifest(plan, command)
+            self._emit("checkpoint_json", emit)
         elif is_kept:
-            emit(control_pb2.RunEvent(kept_turn_json=json.dumps(self._manifest(plan, command).to_json())))
+            self._told["kept_turn_json"] = self._manifest(plan, command)
+            self._emit("kept_turn_json", emit)
+
+    def _emit(self, kind: str, emit: EventSink) -> None:
+        told: dict[str, Any] = {kind: json.dumps(self._told[kind].to_json())}
+        emit(control_pb2.RunEvent(**told))
+
+    def tell_excluded(self, emit: EventSink) -> None:
+        """Send the last manifests again once an audit has named a node: the run may end before the next ones."""
+        excluded = tuple(sorted(self._excluded))
+        for kind in [kind for kind, manifest in self._told.items() if manifest.excluded != excluded]:
+            self._told[kind] = dataclasses.replace(self._told[kind], excluded=excluded)
+            self._emit(kind, emit)
 
     def manifest(self, plan: Plan, saved: rd.LogCheckpoint) -> CheckpointManifest:
         """Make the manifest of a checkpoint that every node of this part of the plan has saved (``unsaved``)."""

@@ -243,6 +243,7 @@ class Participants:
     Attributes:
         now_s: clock of timers and deadlines; time in which this process stood still does not count.
         nodes: those that take part and are not released.
+        excluded: nodes that an earlier part of the run has named as wrong; they are not taken.
         accused: returns the node that a node's error names as its cause, if the work may go on without it; else empty.
     """
 
@@ -257,6 +258,7 @@ class Participants:
         self.models = AgreedModel(lambda: members.model_manifest(run_id))
         self.instances: dict[str, str] = {}
         self.nodes: frozenset[str] = frozenset()
+        self.excluded: frozenset[str] = frozenset()
         self.accused: Callable[[RingTuneError], str] = lambda error: ""
         self._releases: dict[str, Future[None]] = {}
 
@@ -320,13 +322,15 @@ class Participants:
         num_nodes, join_s, resume = request.num_nodes, request.join_s, request.resume
         absent = AbsentNodes(resume, request.job) if resume is not None else None
         deadline_s, is_told = self.started_s + join_s, False
+        gone = {*self.without, *self.excluded.intersection(named)}
         while True:
             # by the end of a lease a process that is lost is no member any more, and an owner that came back is
             is_first_lease = time.monotonic() < self.started_s + self.lease_s
             here = (
                 each
                 for each in self.members.living()
-                if each.instance != self.without.get(each.node) or (each.has_data and not is_first_lease)
+                if each.node not in self.excluded
+                and (each.instance != self.without.get(each.node) or (each.has_data and not is_first_lease))
             )
             living = invited(tuple(here), request.evaluation)
             chosen = choose_named(living, named) if named else choose_members(living, num_nodes)
@@ -340,7 +344,7 @@ class Participants:
                 self.output.note(absent.waits(names, named, join_s, hosts_s=hosts_s))
             is_late = time.monotonic() >= deadline_s
             # a lost host is not waited for again; others that are silent for a moment have a lease to come back
-            is_known = self.without and not (is_first_lease and {*named} - {*names} - self.without.keys())
+            is_known = (gone and {*named} - {*names} <= gone) or (self.without and not is_first_lease)
             if named and absent is not None and (is_late or is_known):
                 members = choose_named(living, absent.instead(names, named))
                 if members:

@@ -36,7 +36,7 @@ from coordinator.run.recorder import RunRecorder
 from coordinator.run.recovery import Reports, with_role
 from coordinator.run.report import judge_of
 from coordinator.run.requests import RunRequest
-from coordinator.run.run_text import rows_lines
+from coordinator.run.run_text import rows_lines, wait_text
 from ringtune.config.sections import SKIP_OWNER
 from ringtune.costs.measurement import SKIPPED_ITEMS
 from ringtune.costs.profile import Profile
@@ -123,6 +123,7 @@ class RunWork:
         self._rounds = state_machine_of(request, self._policy)
         if request.resume is not None:
             self._rounds.excluded.update(*(manifest.excluded for manifest in request.resume.manifests))
+            participants.excluded = frozenset(self._rounds.excluded)
         self._checkpoints = CheckpointManager(participants.run_id, request.job, request.resume, self._rounds.excluded)
         self._run_planner = RunPlanner(
             participants,
@@ -360,7 +361,10 @@ class RunWork:
             self._note(f"the audit: {event.problem}")
         if isinstance(event, rd.LinkFailed) and not event.answers:
             self._reports.suspicions.died(event.failed.lost)
-        for command in self._rounds.handle(event, self._participants.now_s()):
+        commands = self._rounds.handle(event, self._participants.now_s())
+        if isinstance(event, rd.TurnChecked):
+            self._checkpoints.tell_excluded(self._emit)
+        for command in commands:
             self._carry_out(command)
 
     # ---- commands ---------------------------------------------------------------------------------
@@ -442,10 +446,7 @@ class RunWork:
         nodes, why, until_s = command
         left_s = max(0.0, until_s - self._participants.now_s())
         self._output.board.awaits(nodes, why, time.monotonic() + left_s)
-        return (
-            f"the run waits for node {', '.join(nodes)}, {format_seconds(left_s)} at most (recovery.wait_s): {why}; "
-            "start it again with its name and its data, or stop the run and --resume it later"
-        )
+        return f"the run {wait_text(nodes, f'{format_seconds(left_s)} at most (recovery.wait_s)', why)}"
 
     def _recover(self, command: rd.LogMove | rd.FindPlacement | rd.LogRecovery) -> str:
         """Search a placement, or record a move or a recovery and grant in its placement; return a sentence for it."""

@@ -334,6 +334,14 @@ def rows_facts(nodes: Sequence[NodeFacts], max_length: int) -> dict[str, Any]:
     return facts
 
 
+def wait_text(nodes: Sequence[str], left: str, why: str) -> str:
+    """Say for whom a run waits, how long, why, and what helps; no nodes = for any with room."""
+    waited, remedy = f"node {', '.join(nodes)}", "start it again with its name and its data"
+    if not nodes:
+        waited, remedy = "a node with room", "start one"
+    return f"waits for {waited}, {left}: {why}; {remedy}, or stop the run and --resume it later"
+
+
 def rows_lines(nodes: Sequence[NodeFacts], max_length: int) -> list[str]:
     """Describe left out, cut and packed rows, a sentence for each reason."""
     facts = rows_facts(nodes, max_length)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from coordinator.run.run_text import wait_text
 from coordinator.screen.progress import step_line
 from coordinator.screen.tables import table_lines
 from coordinator.server.restart import resumed_by
@@ -178,10 +179,7 @@ def _run_lines(run: control_pb2.RunStatus) -> list[str]:
         figures = {name: _known(run, name) for name in _OPTIONAL}
         lines.append(step_line(figures | {"step": run.steps_done, "num_steps": run.num_steps}))
     if run.awaited_why:
-        lines.append(
-            f"waits for node {', '.join(run.awaited)}, {format_seconds(run.awaited_s)} more: {run.awaited_why}; "
-            "start it again with its name and its data, or stop the run and --resume it later"
-        )
+        lines.append(wait_text(run.awaited, f"{format_seconds(run.awaited_s)} more", run.awaited_why))
     for helper in run.helpers:
         lines.append(f"{helper.node} fits the adapters of {helper.host}'s blocks [{helper.start}, {helper.stop})")
     if run.message:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -158,6 +159,31 @@ def chain_of(records: Mapping[str, RunRecord], run_id: str) -> tuple[RunRecord, 
     return tuple(family[: family.index(last) + 1])
 
 
+def families_of(records: Iterable[RunRecord]) -> tuple[tuple[RunRecord, ...], ...]:
+    """Return the chains of runs that resume each other, each oldest first."""
+    families: dict[str, list[RunRecord]] = {}
+    for record in in_order(records):
+        families.setdefault(record.first_run, []).append(record)
+    return tuple(map(tuple, families.values()))
+
+
+def bytes_by_owner(families: Iterable[tuple[RunRecord, ...]]) -> Counter[str]:
+    """Return the bytes of each user's runs; a chain is of the user of its first run."""
+    stored_bytes = Counter[str]()
+    for family in families:
+        stored_bytes[family[0].owner] += sum(record.size_bytes for record in family)
+    return stored_bytes
+
+
+def exceeds_share(stored_bytes: Mapping[str, int], owner: str, keep_bytes: int) -> bool:
+    """Whether all runs together exceed ``keep_bytes``, and those of ``owner`` an equal share of it.
+
+    So one user can't fill the room of others, and all of it is for one user alone. Example: with ``keep_bytes`` = 10,
+    ann with 12 and bob with 1 exceed it, and each has a share of 5, which ann exceeds.
+    """
+    return sum(stored_bytes.values()) > keep_bytes and stored_bytes[owner] * len(stored_bytes) > keep_bytes
+
+
 def to_drop(
     records: Iterable[RunRecord],
     *,
@@ -167,7 +193,7 @@ def to_drop(
     keep_unfetched_days: float = math.inf,
     busy: Collection[str] = (),
 ) -> tuple[str, ...]:
-    """Choose runs to delete, oldest first: old ones, and fetched ones while all together are too large.
+    """Choose runs to delete, oldest first: old ones, and fetched ones of users that exceed their share.
 
     A run that ended before its plan counts as fetched, and of one user ``_MAX_UNPLANNED`` of them stay. Otherwise a
     chain of runs that resume each other is deleted as a whole. Runs that are being read (``busy``) stay.
@@ -179,19 +205,16 @@ def to_drop(
         if not record.has_books and record.state != "running" and record.run_id not in busy:
             unplanned.setdefault(record.owner, []).append(record.run_id)
     dropped = [run_id for run_ids in unplanned.values() for run_id in run_ids[:-_MAX_UNPLANNED]]
-    families: dict[str, list[RunRecord]] = {}
-    for record in records:
-        if record.run_id not in dropped:
-            families.setdefault(record.first_run, []).append(record)
-    left_bytes = sum(record.size_bytes for family in families.values() for record in family)
-    for family in sorted(families.values(), key=lambda family: max(record.ended_unix_s for record in family)):
-        names = [record.run_id for record in family]
+    families = families_of(record for record in records if record.run_id not in dropped)
+    left_bytes = bytes_by_owner(families)
+    for family in sorted(families, key=lambda family: max(record.ended_unix_s for record in family)):
+        names, owner = [record.run_id for record in family], family[0].owner
         if any(record.state == "running" for record in family) or set(names) & set(busy):
             continue
         is_fetched = all(record.is_fetched or not record.has_books for record in family)
         days = keep_days if is_fetched else keep_unfetched_days
         is_old = now_unix_s - max(record.ended_unix_s for record in family) > days * _DAY_S
-        if is_old or (is_fetched and left_bytes > keep_bytes):
-            left_bytes -= sum(record.size_bytes for record in family)
+        if is_old or (is_fetched and exceeds_share(left_bytes, owner, keep_bytes)):
+            left_bytes[owner] -= sum(record.size_bytes for record in family)
             dropped += sorted(names)
     return tuple(dropped)

@@ -35,7 +35,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from platformdirs import user_state_path
 
-from coordinator.server.run_record import RunRecord, chain_of, in_order, to_drop
+from coordinator.server.run_record import (
+    RunRecord,
+    bytes_by_owner,
+    chain_of,
+    exceeds_share,
+    families_of,
+    in_order,
+    to_drop,
+)
 from ringtune.errors import IntegrityError, InterruptedRunError, StorageError, UsageError
 from ringtune.ids import RUN_ID
 from ringtune.quantities import format_bytes
@@ -330,8 +338,9 @@ class RunStore:
         folder: made if it is missing.
         database: the folder is a copy of it; None = no copy.
         keep_days: days for fetched runs, since their end.
-        keep_bytes: limit of all runs together; runs that were not fetched are never deleted for it, but no run begins
-            while they exceed it.
+        keep_bytes: limit of all runs together, of which users have equal shares (``exceeds_share``); runs that were not
+            fetched are never deleted for it, but no run begins of a user that exceeds its share, and none is resumed by
+            one that exceeds twice its share.
         keep_unfetched_days: days for runs that were not fetched; infinite = for ever.
 
     Raises:
@@ -403,11 +412,16 @@ class RunStore:
         with the step when the manifest of a checkpoint is on disk.
         """
         self.prune()
-        stored_bytes = sum(record.size_bytes for record in self._sized())
-        if stored_bytes > self._keep_bytes and record.first_run == record.run_id:
+        stored_bytes = bytes_by_owner(families_of(self._sized()))
+        is_resumed = record.first_run != record.run_id
+        keep_bytes = 2 * self._keep_bytes if is_resumed else self._keep_bytes
+        if not record.takes_up and exceeds_share(stored_bytes, record.owner, keep_bytes):
+            whose = f" of {record.owner}" if record.owner else ""
+            share = f"{'twice ' if is_resumed else ''}the {format_bytes(self._keep_bytes // len(stored_bytes))}"
             raise StorageError(
-                f"the stored runs take {format_bytes(stored_bytes)}, more than the {format_bytes(self._keep_bytes)} of "
-                "--keep-size, and were not fetched: fetch them ('ringtune runs' lists them), or allow more"
+                f"the stored runs{whose} take {format_bytes(stored_bytes[record.owner])}, more than {share} of "
+                "--keep-size for each user, and were not fetched: fetch them ('ringtune runs' lists them), or "
+                "have the coordinator allow more"
             )
         folder = self.folder / _RUNS / record.run_id
         run = StoredRun(record, folder, self._database, on_saved=on_saved)

@@ -236,9 +236,10 @@ class _Pages:
     async def stream(self, request: Request) -> Response:
         if (gone := self._gone(request)) is not None:
             return gone
-        if self._streams.open >= MAX_STREAMS:
-            return _problem(503, f"{MAX_STREAMS} browsers show this page already; close one of them")
-        return _Stream(self._streams, request.query_params.get("run", ""))
+        if not self._streams.has_place(address := _address(request)):
+            most = f"{MAX_STREAMS} browsers, or {MAX_STREAMS // 2} of your address,"
+            return _problem(503, f"{most} show this page already; close one of them")
+        return _Stream(self._streams, request.query_params.get("run", ""), address)
 
     async def what_if(self, request: Request) -> Response:
         if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
@@ -248,7 +249,9 @@ class _Pages:
         except HTTPException as error:
             return _problem(error.status_code, error.detail)
         try:
-            return JSONResponse(await self._asking.ask(question), headers={"cache-control": "no-store"})
+            return JSONResponse(
+                await self._asking.ask(question, _address(request)), headers={"cache-control": "no-store"}
+            )
         except RingTuneError as error:
             return _problem(next((status for kind, status in _STATUS if isinstance(error, kind)), 500), str(error))
 
@@ -266,12 +269,12 @@ class _Pages:
 
 
 class _Stream(Response):
-    def __init__(self, streams: Streams, run_id: str) -> None:
-        self._streams, self._run_id = streams, run_id
+    def __init__(self, streams: Streams, run_id: str, address: str) -> None:
+        self._streams, self._run_id, self._address = streams, run_id, address
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._streams.serve(self._run_id, scope, receive, send)
+        await self._streams.serve(self._run_id, self._address, receive, send)
 
 
 async def json_body(request: Request, most_bytes: int, what: str) -> Any:
@@ -293,6 +296,10 @@ async def json_body(request: Request, most_bytes: int, what: str) -> Any:
         raise HTTPException(400, f"the {what} did not end") from error
     except (ValueError, RecursionError) as error:
         raise HTTPException(400, f"the {what} has to be JSON") from error
+
+
+def _address(request: Request) -> str:
+    return address_of(f"ip:{request.client.host if request.client else ''}:0")
 
 
 def _problem(status: int, message: str) -> Response:

@@ -40,9 +40,10 @@ def answer(question: Mapping[str, Any]) -> dict[str, Any]:
     try:
         what_if = _what_if(question["plan"], question["profile"], MemorySettings(**question["settings"]))
         changes = _changes(question, what_if.profile)
-        steps = _steps(what_if.plan, int(question["steps"]))
+        affordable = _affordable(what_if.plan, int(question["microbatches"]))
+        steps = _steps(what_if.plan, int(question["steps"]), affordable)
         comparison = {"steps": steps, **_seconds(what_if, steps, changes, "")}
-        if (total := what_if.plan.course.num_steps) != steps and total <= _affordable(what_if.plan):
+        if (total := what_if.plan.course.num_steps) != steps and total <= affordable:
             comparison |= _seconds(what_if, total, changes, "whole_")
     except RingTuneError as error:
         return {"error": str(error)}
@@ -72,17 +73,17 @@ def _changes(question: Mapping[str, Any], profile: Profile) -> list[str]:
     return changes
 
 
-def _affordable(plan: Plan) -> int:
-    """Number of steps that can be predicted within ``MAX_ACTIONS``."""
+def _affordable(plan: Plan, microbatches: int) -> int:
+    """Number of steps that can be predicted within ``MAX_ACTIONS``, with other micro-batches too; 0 = unchanged."""
     course = plan.course
-    per_step = course.microbatches * (3 * len(plan.placement.hosts) + 2) + len(plan.nodes)
+    per_step = max(course.microbatches, microbatches) * (3 * len(plan.placement.hosts) + 2) + len(plan.nodes)
     return max(course.local_iterations, MAX_ACTIONS // per_step)
 
 
-def _steps(plan: Plan, most_steps: int) -> int:
+def _steps(plan: Plan, most_steps: int, affordable: int) -> int:
     """Number of steps to compare: whole turns, as many as are wanted and can be predicted."""
     course = plan.course
-    most = min(most_steps or course.num_steps, course.num_steps, _affordable(plan))
+    most = min(most_steps or course.num_steps, course.num_steps, affordable)
     if most == course.num_steps:
         return most
     return max(1, most // course.local_iterations) * course.local_iterations

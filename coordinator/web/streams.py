@@ -16,7 +16,7 @@ import contextlib
 import json
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -27,7 +27,7 @@ from ringtune.texts import printable
 from ringtune.v1 import control_pb2
 
 if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
+    from starlette.types import Receive, Send
 
 SHOWN_CURVES: Final = tuple(name for name in CURVES if name != "seconds")
 _MAX_AHEAD: Final = 512
@@ -217,6 +217,7 @@ def member_lines(before: Mapping[str, MemberStatus], now: Mapping[str, MemberSta
 
 
 MAX_STREAMS: Final = 64
+"""Half of them of one address."""
 SEND_S: Final = 20.0
 """Time limit of a browser for one frame."""
 KEEP_ALIVE_S: Final = 15.0
@@ -236,11 +237,13 @@ class Streams:
     Attributes:
         skipped: frames that slow browsers did not get, in total.
         closed: number of streams closed because the browser was too slow.
+        open_of: open streams by address.
     """
 
     def __init__(self, page_data: PageData, *, send_s: float = SEND_S) -> None:
         self.page_data = page_data
         self.open = self.skipped = self.closed = 0
+        self.open_of = Counter[str]()
         self._send_s = send_s
         self._changed = asyncio.Event()
         self._is_over = False
@@ -255,16 +258,21 @@ class Streams:
         self._is_over = True
         self.wake()
 
-    async def serve(self, run_id: str, scope: Scope, receive: Receive, send: Send) -> None:
+    def has_place(self, address: str) -> bool:
+        """Return whether one more stream may be opened by an address."""
+        return self.open < MAX_STREAMS and self.open_of[address] < MAX_STREAMS // 2
+
+    async def serve(self, run_id: str, address: str, receive: Receive, send: Send) -> None:
         """Send frames to one browser until it disconnects, is too slow, or the page ends.
 
         Args:
             run_id: the requested run; empty = the newest one.
-            scope: of the request; unused.
+            address: of the browser.
             receive: tells of the disconnection.
             send: sends to the browser.
         """
         self.open += 1
+        self.open_of[address] += 1
         leaving = asyncio.ensure_future(_until_left(receive))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
@@ -274,6 +282,8 @@ class Streams:
             _LOG.info("a browser took no frame for %g s; its stream is closed, it may ask again", self._send_s)
         finally:
             self.open -= 1
+            self.open_of[address] -= 1
+            self.open_of += Counter()  # drops addresses without streams
             leaving.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await leaving

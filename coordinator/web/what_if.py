@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from ringtune.errors import BusyError, DeadlineError, RingTuneError, UsageError
 
 DEADLINE_S: Final = 30.0
 MAX_WAITING: Final = 4
+"""Half of them of one address."""
 MAX_CHANGES: Final = 16
 COMMAND: Final = (sys.executable, "-P", "-m", "coordinator.web.predictor")
 _MIN_FACTOR, _MAX_FACTOR = 0.01, 100.0
@@ -69,24 +71,24 @@ class SimulatorProcess:
         self._state, self._deadline_s, self._command = state, deadline_s, command
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
-        self._waiting = 0
+        self._waiting = Counter[str]()
         self._answers: dict[str, dict[str, Any]] = {}
 
-    async def ask(self, value: object) -> dict[str, Any]:
-        """Answer a browser's question; see ``predictor.answer``, with ``measured_s`` added.
+    async def ask(self, value: object, address: str) -> dict[str, Any]:
+        """Answer a question of the browser at ``address``; see ``predictor.answer``, with ``measured_s`` added.
 
         Raises:
             UsageError: the question is invalid, or no run can be predicted yet.
-            BusyError: ``MAX_WAITING`` questions wait already.
+            BusyError: ``MAX_WAITING`` questions wait already, or half as many of this address.
             DeadlineError: there is no answer within the time limit.
         """
         question = {**check_question(value), **self._of_run()}
         line = json.dumps(question, sort_keys=True)
         key = hashlib.sha256(line.encode()).hexdigest()
         if key not in self._answers:
-            if self._waiting >= MAX_WAITING:
-                raise BusyError("others ask the simulator too; ask again in a moment")
-            self._waiting += 1
+            if self._waiting.total() >= MAX_WAITING or self._waiting[address] >= MAX_WAITING // 2:
+                raise BusyError("the simulator is asked too often now; ask again in a moment")
+            self._waiting[address] += 1
             try:
                 async with self._turn:
                     if key not in self._answers:
@@ -94,7 +96,8 @@ class SimulatorProcess:
                         if len(self._answers) > _MAX_ANSWERS:
                             del self._answers[next(iter(self._answers))]
             finally:
-                self._waiting -= 1
+                self._waiting[address] -= 1
+                self._waiting += Counter()  # drops addresses without questions
         answer = self._answers[key]
         if "error" in answer:
             return answer

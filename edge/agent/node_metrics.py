@@ -1,31 +1,38 @@
 """Prometheus exporter of one node, at an address of its own: ``ringtune node --metrics HOST:PORT``.
 
-One thread answers requests one after another, each within a few seconds. On loopback no token is needed; elsewhere one
-is, as ``Authorization: Bearer TOKEN``.
+Each connection has one request, which has to be read and answered within ``REQUEST_S``. On loopback no token is needed;
+elsewhere one is, as ``Authorization: Bearer TOKEN``.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import importlib.util
 import logging
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
+from io import BytesIO
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from ringtune import __version__
 from ringtune.errors import ConnectionFailedError, UsageError
 from ringtune.hints import hint_to_install
 from ringtune.transport.endpoints import is_loopback, join_address, split_address
+from ringtune.transport.open_calls import address_of
 from ringtune.transport.page_access import Guard, token_of
 
 _LOG = logging.getLogger(__name__)
 _CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-_REQUEST_S: Final = 5.0
-_POLL_S: Final = 0.2
+REQUEST_S: Final = 5.0
+"""Time limit of a connection, for its request and for taking the answer."""
+MAX_CONNECTIONS: Final = 64
+"""Half of them of one address."""
+_MAX_REQUEST_BYTES: Final = 8192
 
 
 class NodeMetrics(NamedTuple):
@@ -104,17 +111,22 @@ class MetricsServer:
         host, port = split_address(bind, option="--metrics", example="127.0.0.1:9100")
         is_local = is_loopback(bind)
         token = "" if is_local else token_of(token_file)
+        is_six = ":" in host
         try:
-            self._server = _Server((host, port), _Handler)
+            self._socket = socket.create_server(
+                (host, port),
+                family=socket.AF_INET6 if is_six else socket.AF_INET,
+                dualstack_ipv6=is_six and socket.has_dualstack_ipv6(),
+            )
         except OSError as error:
             reason = error.strerror or error
             raise ConnectionFailedError(f"can't listen on {bind}: {reason}; take another --metrics") from error
-        self.address = join_address(host, self._server.server_address[1])
-        self.guard = self._server.guard = Guard(is_local, token, self._server.server_address[1])
-        self._server.figures = figures
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(_POLL_S,), name="node-figures", daemon=True
-        )
+        port = self._socket.getsockname()[1]
+        self.address, self.guard = join_address(host, port), Guard(is_local, token, port)
+        self._connections: set[_Connection] = set()
+        self._figures = figures
+        self._loop, self._over = asyncio.new_event_loop(), asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="node-figures", daemon=True)
 
     def line(self) -> str:
         """Text with the address of the figures, and the token."""
@@ -126,36 +138,96 @@ class MetricsServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._thread.join(_REQUEST_S)
-        self._server.server_close()
+        with contextlib.suppress(RuntimeError):  # the loop has ended already
+            self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join(REQUEST_S)
+        self._socket.close()
+
+    # ---- the server's thread ----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        server = await self._loop.create_server(lambda: _Connection(self), sock=self._socket)
+        await self._over.wait()
+        server.close()
+        for connection in self._connections:
+            connection.transport.abort()
+
+    def admit(self, connection: _Connection) -> bool:
+        """Count a connection until ``forget``, if there is a place for it; return whether there is one."""
+        of_address = sum(other.address == connection.address for other in self._connections)
+        has_place = len(self._connections) < MAX_CONNECTIONS and of_address < MAX_CONNECTIONS // 2
+        if has_place:
+            self._connections.add(connection)
+        return has_place
+
+    def forget(self, connection: _Connection) -> None:
+        """Count a connection no more."""
+        self._connections.discard(connection)
+
+    def answer(self, request: bytes) -> bytes:
+        """Return the answer to a request."""
+        return _Answer(request, self.guard, self._figures).content
 
 
-class _Server(HTTPServer):
-    guard: Guard
-    figures: Callable[[], NodeMetrics]
+class _Connection(asyncio.Protocol):
+    """A connection with one request."""
 
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        super().__init__(address, handler)
+    transport: asyncio.Transport
+    _deadline: asyncio.TimerHandle
 
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Log clients that disconnect, and continue."""
-        _LOG.info("a request for figures from %s was not answered", client_address, exc_info=True)
+    def __init__(self, server: MetricsServer) -> None:
+        self._server = server
+        self._request, self.address = b"", ""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self.address = address_of(f"ip:{(transport.get_extra_info('peername') or ('',))[0]}:0")
+        self._deadline = asyncio.get_running_loop().call_later(REQUEST_S, self.transport.abort)
+        if not self._server.admit(self):
+            self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._deadline.cancel()
+        self._server.forget(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._request += data
+        if b"\r\n\r\n" in self._request:
+            try:
+                self.transport.write(self._server.answer(self._request))
+            except Exception:
+                _LOG.info("a request for figures from %s was not answered", self.address, exc_info=True)
+            self.transport.close()  # once all is taken
+        elif len(self._request) > _MAX_REQUEST_BYTES:
+            self.transport.abort()
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
-    timeout = _REQUEST_S
+class _Answer(BaseHTTPRequestHandler):
+    """The answer to one request that was read.
+
+    Attributes:
+        content: bytes of the answer.
+    """
+
     server_version, sys_version = "ringtune", ""
+
+    def __init__(self, request: bytes, guard: Guard, figures: Callable[[], NodeMetrics]) -> None:
+        self._guard, self._figures = guard, figures
+        self.rfile, self.wfile = BytesIO(request), BytesIO()
+        self.handle_one_request()
+        self.content = self.wfile.getvalue()
 
     def do_GET(self) -> None:
         headers = self.headers
-        refusal = self.server.guard.refuse(headers.get("host"), headers.get("authorization"), None)
+        refusal = self._guard.refuse(headers.get("host"), headers.get("authorization"), None)
         if refusal is not None:
             self._answer(refusal.status, f"{refusal.message}\n".encode())
         elif self.path.partition("?")[0] == "/metrics":
-            self._answer(200, figures_text(self.server.figures()))
+            self._answer(200, figures_text(self._figures()))
         else:
             self._answer(404, b"there is /metrics here\n")
 

@@ -341,18 +341,15 @@ class TrainingState:
         for name, info in given.items():
             require_kind(name, info[:2], kind_of(self.values[name]), where=self.where)
         for name in dict.fromkeys(full.rpartition("/")[0] for full in state):
-            self._check_state(name, state)
+            self._check_state(name, state, file)
 
     def check_numbers(self, file: TensorFile) -> None:
-        """Refuse weights that are not finite, and state that is negative where none is; raises ``IntegrityError``.
+        """Refuse weights that are not finite; raises ``IntegrityError``.
 
         Of a file of another node, which would end the training of this one, by a cause that looks like its own.
         """
         for name in file.infos:
-            source, is_signed = file.tensor(name), name.rpartition("/")[2] in SIGNED
-            if name.startswith(self.prefixes.state) and not is_signed and not is_positive(source):
-                raise IntegrityError(f"{self.where} has {name} below zero, or not a number; {_OTHER_NODE}")
-            if name.startswith(self.prefixes.value) and not is_finite(source):
+            if name.startswith(self.prefixes.value) and not is_finite(file.tensor(name)):
                 raise IntegrityError(f"{self.where} has {name} with numbers that are not finite; {_OTHER_NODE}")
 
     def load(self, file: TensorFile) -> None:
@@ -369,8 +366,8 @@ class TrainingState:
                 continue
             file.release_pages(name)
 
-    def _check_state(self, name: str, state: Mapping[str, TensorInfo]) -> None:
-        """Refuse state of an unknown tensor, or other state than the optimizer's."""
+    def _check_state(self, name: str, state: Mapping[str, TensorInfo], file: TensorFile) -> None:
+        """Refuse state of an unknown tensor, or other state than the optimizer's: its next update would fail."""
         parameter = self.parameters.get(name)
         if parameter is None or self.optimizers is None:
             raise IntegrityError(f"{self.where} has state of {name}, which does not train here")
@@ -385,6 +382,8 @@ class TrainingState:
             info = state[f"{name}/{key}"]
             dtype = DTYPE_NAMES[state_dtype(key, parameter)]
             require_kind(f"{name}/{key}", info[:2], (dtype, shape), where=self.where)
+            if key not in SIGNED and not is_positive(file.tensor(f"{self.prefixes.state}{name}/{key}")):
+                raise IntegrityError(f"{self.where} has {name}/{key} below zero, or not a number; {_OTHER_NODE}")
 
 
 def _named(infos: Mapping[str, TensorInfo], prefix: str) -> dict[str, TensorInfo]:

@@ -388,7 +388,7 @@ class Bench:
         def cycle(laps: Laps) -> None:
             self._put_hidden(item, hidden, mask)
             laps.lap(graph, lambda: self._run(Op.FORWARD, item))
-            executor.put_tensor(TensorKey(Payload.GRAD, item, 0, self._block + 1), grad, None)
+            executor.put_made(TensorKey(Payload.GRAD, item, 0, self._block + 1), grad, None)
             laps.lap(backward, lambda: self._run(Op.BACKWARD, item))
             laps.lap(Work.UPDATE, lambda: executor.run(update))
 
@@ -461,7 +461,7 @@ class Bench:
             self._executor.forget_turn(index)
 
     def _put_hidden(self, item: int, hidden: torch.Tensor, mask: torch.Tensor) -> None:
-        self._executor.put_tensor(TensorKey(Payload.HIDDEN, item, 0, self._block), hidden, mask)
+        self._executor.put_made(TensorKey(Payload.HIDDEN, item, 0, self._block), hidden, mask)
 
     def _run(self, op: Op, item: int) -> object:
         return self._executor.run(Action(op, item, 0, self._block, self._block + 1))

@@ -171,7 +171,10 @@ Sign = Callable[[bytes], tuple[bytes, bytes]]
 
 @dataclass(slots=True)
 class _Kept:
-    """What is kept of a turn: ``begin`` is the state before its first update, ``after`` those after items."""
+    """What is kept of a turn: ``begin`` is the state before its first update, ``after`` those after items.
+
+    Nothing changes any more once it is told.
+    """
 
     turn: Turn
     trail: dict[str, str] = field(default_factory=dict)
@@ -184,6 +187,7 @@ class _Kept:
     vectors: dict[int, dict[int, bytes]] = field(default_factory=dict)
     begin: dict[_Part, State] = field(default_factory=dict)
     after: dict[tuple[_Part, int], State] = field(default_factory=dict)
+    is_told: bool = False
 
 
 class AuditRecorder:
@@ -326,6 +330,7 @@ class AuditRecorder:
                 for block, both in end.parts.items():
                     kept.trail |= zip(end_names(block), both, strict=True)
         signed = statement(self._run_id, self._plan, kept.turn, self.node, kept.trail)
+        kept.is_told = True
         return Commitment(json.dumps(kept.trail, separators=(",", ":")), *self._sign(signed.encode()))
 
     def _note(
@@ -421,6 +426,8 @@ class AuditRecorder:
     def work_file(self, place: CellPlace) -> Pieces:
         """Return the state and sums before and after a cell of this node as one file; raises ``FrameError``."""
         kept, seq = self._kept(place.turn), place.seq
+        if not kept.is_told:
+            raise FrameError(f"node {self.node} has not told yet what it did in turn {place.turn}")
         part = _Part(_FIT, place.block) if place.is_fit else _SLICE
         if part not in kept.begin:
             raise FrameError(f"node {self.node} trains nothing of it, so it has nothing to be repeated")

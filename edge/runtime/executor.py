@@ -497,6 +497,10 @@ class NodeExecutor:
             self._flows.check_tokens(key, tensor, self._own_tokens(key) if is_own else 0)
         elif mask is not None and bool((mask > 1).any()):
             raise FrameError(f"the {key} is of a text, and has the mask of packed rows; it is dropped")
+        self.put_made(key, tensor, mask)
+
+    def put_made(self, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
+        """Add a hidden state or gradient that this process has made, of any number of tokens, as ``put_tensor``."""
         with self._capacity_errors(key):
             self._flows.put(key, tensor, mask)
 

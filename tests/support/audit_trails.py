@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from coordinator.api.audit import CheckedLedger, LedgerCheck
+from coordinator.api.audit import CheckedLedger, LedgerCheck, head_digests
+from ringtune.models.family import CLASSIFICATION
+from ringtune.models.result_files import HEAD_FILE
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn
 from ringtune.techniques.audit import LEDGER, TAG_KEY, begin_name, end_names, state_digest, state_name, work_of
@@ -16,16 +18,24 @@ Ends = Callable[[int], tuple[str, str]]
 
 
 def trail_of(
-    plan: Plan, turn: Turn, node: str, begin: Ends = lambda _: ("v", "q"), end: Ends = lambda _: ("w", "r")
+    plan: Plan,
+    turn: Turn,
+    node: str,
+    begin: Ends = lambda _: ("v", "q"),
+    end: Ends = lambda _: ("w", "r"),
+    head: str = "v",
 ) -> dict[str, str]:
-    """Return a trail with the same digest for all tensors, and for all sums, from the last micro-batch to the first."""
+    """Return a trail with the same digest for all tensors, and for all sums, from the last micro-batch to the first.
+
+    The head does not change.
+    """
     work = work_of(plan, turn, node)
     found = dict.fromkeys(sorted(work.peers), "t") | dict.fromkeys(sorted(work.sums, reverse=True), "s")
     if {*work.peers.values()} - {node}:
         found[TAG_KEY] = node
     if work.has_head:
-        found |= {begin_name(plan.course.head): state_digest("v", "q")}
-        found |= dict(zip(end_names(plan.course.head), ("v", "q"), strict=True))
+        found |= {begin_name(plan.course.head): state_digest(head, "q")}
+        found |= dict(zip(end_names(plan.course.head), (head, "q"), strict=True))
     found |= dict.fromkeys(sorted(work.fits, reverse=True), "s") | dict.fromkeys(work.held_names, "h")
     for block in plan.placement.trained_at(node):
         found[begin_name(block)] = state_digest(*begin(block))
@@ -36,7 +46,7 @@ def trail_of(
 
 def checked(outcome: Outcome, folder: Path) -> CheckedLedger:
     """Check the ledger of a run against its result, in a folder."""
-    for name in (LEDGER, "adapter/adapter.safetensors"):
+    for name in (LEDGER, "adapter/adapter.safetensors", head := f"adapter/{HEAD_FILE}"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(outcome.files[name])
     check = LedgerCheck()
@@ -47,5 +57,6 @@ def checked(outcome: Outcome, folder: Path) -> CheckedLedger:
         steps=outcome.plan.course.num_steps,
         keeps_best=False,
         num_blocks=outcome.plan.course.head,
+        heads=[head_digests(folder / head, CLASSIFICATION)],
     )
     return check.checked()

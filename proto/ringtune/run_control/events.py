@@ -364,6 +364,13 @@ class TurnReported(NamedTuple):
     kept: tuple[CopyDigest, ...] = ()
 
 
+class TurnRepeated(NamedTuple):
+    """Work of a turn is repeated by these hosts, of which one was asked or has answered just now."""
+
+    turn: int
+    nodes: tuple[str, ...]
+
+
 class TurnChecked(NamedTuple):
     """The check of a turn is over: nothing is wrong, or ``problem`` is, with one node or with one of two."""
 
@@ -465,6 +472,7 @@ Event = (
     | LinkFailed
     | Replanned
     | FetchedAhead
+    | TurnRepeated
     | TurnChecked
     | StepReported
     | TurnReported

@@ -77,6 +77,8 @@ from ringtune.schedule.turns import StartPoint, StepKind, Turn
 from ringtune.techniques.replicas import CopyDigest
 
 RESUME: Final = "start it again and --resume the run"
+WITH_ROOM: Final = "start another node with room and --resume the run"
+"""Remedy in place of ``RESUME`` where each lost node is one that computed otherwise."""
 WITHOUT: Final = "remove it and train anew"
 """Remedy in place of ``RESUME`` where the lost node is one that computed otherwise."""
 
@@ -579,9 +581,10 @@ class AwaitedNodes:
 
     def late(self) -> tuple[str, str]:
         """The class and the message of the error with which the run ends after the deadline."""
-        waited = f"waited {self.wait_s:g} s (recovery.wait_s) for node {', '.join(self.awaited)}"
+        nodes = f"node {', '.join(self.awaited)}" if self.awaited else "a node with room"
         error = PeerLostError.__name__ if self._owners else self._error
-        return error, f"{waited}: {self.why}; {RESUME}"
+        remedy = RESUME if self.awaited else WITH_ROOM
+        return error, f"waited {self.wait_s:g} s (recovery.wait_s) for {nodes}: {self.why}; {remedy}"
 
 
 class Recovery:

@@ -52,6 +52,7 @@ from ringtune.run_control.recovery import (
     NOTHING_KEPT,
     OPENINGS_TURNS,
     RESUME,
+    WITH_ROOM,
     WITHOUT,
     AwaitedNodes,
     BadSteps,
@@ -150,6 +151,7 @@ class RunStateMachine:
         self._newest_placement_number = 0
         self._audits, self.excluded = audits, set[str]()
         self._checking = self._checked = -1  # index of a turn
+        self._checkers: tuple[str, ...] = ()  # that repeat work of the turn that is checked
         self._opened_at: int | None = None  # step to which the run has gone back last because of a lost link
         self._opened_s = 0.0  # when it did so first
         self._openings, self._disputed, self.joins = LinkOpenings(), DisputedCopies(), Joins()
@@ -220,6 +222,10 @@ class RunStateMachine:
                 self._on_step(event)
             case rd.TurnReported():
                 self._on_turn_done(event)
+            case rd.TurnRepeated(turn, nodes):
+                if turn == self._checking and self.phase == "training":
+                    self._checkers = nodes
+                    self._set_deadline()
             case rd.TurnChecked():
                 self._on_checked(event)
             case rd.TechniqueFailed(node, problem):
@@ -816,12 +822,14 @@ class RunStateMachine:
                     self._disputed.trust()
                     self._find_placement(recovery)
                     return
-                lost = [node for node in recovery.lost if node in self._gone]
-                problem = f"node {', '.join(recovery.lost)} is lost, and {message}"
+                lost = [node for node in recovery.lost if node not in self.excluded]  # others are not waited for
+                remedy = RESUME if lost else WITH_ROOM
+                problem = f"node {', '.join(recovery.lost)} is {'lost' if lost else 'left out'}, and {message}"
+                lost = [node for node in lost if node in self._gone]
                 if not recovery.is_old and (failed := self._own.of(lost)) is not None:  # not awaited: it is there
                     raise error_from_name(failed.error, f"{failed.message}; {problem}; {RESUME}")
                 if not recovery.is_old and not self.awaited.for_room(error, problem, lost, self._now_s):
-                    raise error_from_name(error, f"{problem}; {RESUME}")
+                    raise error_from_name(error, f"{problem}; {remedy}")
                 self._find_placement(recovery)
                 return
             case rd.PlacementFound(placement_number, placement) if placement_number == recovery.placement_number:
@@ -941,7 +949,7 @@ class RunStateMachine:
                 break
             if self._audits and turn.kind is StepKind.TRAIN and self._checked != turn.index:
                 if self._checking != turn.index:
-                    self._checking = turn.index
+                    self._checking, self._checkers = turn.index, ()
                     self._commands.append(rd.CheckTurn(turn))
                 break
             grants.close(turn)
@@ -1109,6 +1117,8 @@ class RunStateMachine:
         oldest = grants.open.oldest
         if self._asked_for_best or oldest is None:
             return sorted(self._asked_for_best)
+        if oldest.turn.index == self._checking:  # nobody is late with the turn itself
+            return sorted(self._checkers)
         return sorted(oldest.waits_for) or [oldest.turn.owner] * (not grants.depths.is_complete(oldest.turn))
 
     @property
@@ -1126,4 +1136,5 @@ class RunStateMachine:
             return f"choosing operations for step {self._chooses_for} {took}"
         turn, nodes = oldest.turn, ", ".join(self._late) or oldest.turn.owner
         where = f"turn {turn.index} of node {turn.owner} (from step {turn.first_step})"
-        return f"waited {limit_s:g} s for {where}: not done by {nodes}"
+        verb = "checked" if turn.index == self._checking else "done"
+        return f"waited {limit_s:g} s for {where}: not {verb} by {nodes}"

@@ -781,6 +781,10 @@ def _held_names(plan: Plan, turn: Turn, cell: Cell, work: Work) -> list[str]:
     return [held_name(held_since(now, turn, item, block), block) for block in lent]
 
 
+_MAX_NAME: Final = 40
+"""Characters of an entry of a trail: the longest is ``vectors 123456789.65535``, or its tag."""
+
+
 class RepeatResult(NamedTuple):
     """What a host that repeats a cell has computed: its digest, and the relative distance to what was handed in."""
 
@@ -789,10 +793,14 @@ class RepeatResult(NamedTuple):
 
 
 def read_results(text: str, node: str, task: RepeatTask) -> dict[str, RepeatResult]:
-    """Parse what a host has repeated; raises ``IntegrityError`` unless it has a digest of all that was asked."""
+    """Parse what a host has repeated; raises ``IntegrityError`` unless it has a digest of all that was asked.
+
+    It may have more, as of a block of which the host told no state; names stand in messages.
+    """
     results: dict[str, RepeatResult] = {}
     for name, value in read_object(text, f"what node {node} has repeated").items():
-        if not isinstance(value, list) or [type(part) for part in value] != [str, float] or not 0.0 <= value[1] <= 1.0:
+        is_result = isinstance(value, list) and [type(part) for part in value] == [str, float]
+        if not is_result or not 0.0 <= value[1] <= 1.0 or len(name) > _MAX_NAME or not name.isprintable():
             raise IntegrityError(f"node {node} answers {name[:60]!r} with no digest and distance")
         results[name] = RepeatResult(*value)
     if missing := [name for name in task.told if name not in results]:

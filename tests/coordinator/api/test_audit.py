@@ -19,11 +19,12 @@ from coordinator.run.events import GrowingFile
 from coordinator.run.run_text import STEP_KIND
 from coordinator.server.certificate_authority import Authority
 from ringtune import cli
-from ringtune.models.result_files import block_of
+from ringtune.models.family import CLASSIFICATION
+from ringtune.models.result_files import HEAD_FILE, block_of
 from ringtune.schedule.turns import turn_sequence
 from ringtune.storage.pieces import FilePieces, Pieces
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, tensors_digest, write_tensors
-from ringtune.techniques.audit import LEDGER, statement
+from ringtune.techniques.audit import LEDGER, state_digest, statement
 from ringtune.transport.identity import fingerprint, sign
 from ringtune.transport.parties import VARIABLE
 from ringtune.v1 import control_pb2
@@ -53,6 +54,7 @@ def write_ledger(folder: Path, *, is_signed: bool = True, signers: Sequence[Auth
     write_run(folder)
     (folder / "plan.json").write_text(json.dumps(PLAN.to_json()))
     last = weights_of(folder / "adapter/adapter.safetensors")
+    (head,) = audit.head_digests(folder / "adapter" / HEAD_FILE, CLASSIFICATION)
     authorities = sorted({one.certificate_pem.decode() for one in (*signers, AUTHORITY)}) if is_signed else []
     lines: Lines = [{"line": "run", "run": "r", "authorities": authorities}]
     turns = list(turn_sequence(PLAN.course))
@@ -62,7 +64,7 @@ def write_ledger(folder: Path, *, is_signed: bool = True, signers: Sequence[Auth
         begin, end = states[turn.index : turn.index + 2]
         nodes: dict[str, dict[str, str]] = {}
         for node in PLAN.nodes:
-            trail = trail_of(PLAN, turn, node, begin.__getitem__, end.__getitem__)
+            trail = trail_of(PLAN, turn, node, begin.__getitem__, end.__getitem__, head)
             says = statement("r", PLAN, turn, node, trail)
             nodes[node] = {"says": says}
             if is_signed:
@@ -112,7 +114,7 @@ def test_ledger_of_which_all_fits_together_is_fine(tmp_path: Path, is_signed: bo
     assert code == 0 and output.splitlines()[-1] == "fine", output
     assert f"3 turns of steps 0 to 6, 9 statements, {9 * is_signed} of them signed; 3 micro-batches" in output
     assert ("nothing is signed" in output) is not is_signed
-    assert "the blocks' weights of step 6, the last one" in output and "not shown" in output
+    assert "the result has the weights of step 6, the last one" in output and "not shown" in output
 
 
 @pytest.mark.parametrize("name", ["bert.encoder.layer.003.up", "bert.encoder.layer.\u0663.up", "bert.encoder.layer.3"])
@@ -138,6 +140,21 @@ def test_result_with_two_tensors_of_one_place_in_a_block_is_wrong(tmp_path: Path
     path.write_bytes(bytes(write_tensors(tensors | {name: zeros, other: tensors[name]})))
     code, output = asked(folder)
     assert code == 7 and f"twice, once as '{other}'" in output
+
+
+@pytest.mark.parametrize("change", [lambda path: path.write_bytes(path.read_bytes()[:-1] + b"x"), Path.unlink])
+def test_head_of_a_result_is_compared(tmp_path: Path, change: Callable[[Path], object]) -> None:
+    """With what the owner of the last turn said of it; of a ledger that says nothing of heads that is told."""
+    write_ledger(folder := tmp_path / "run", is_signed=False)
+    change(folder / "adapter" / HEAD_FILE)
+    code, output = asked(folder)
+    assert code == 7 and "the result has other weights than at step 6, of block head" in output
+    lines = [json.loads(line) for line in (folder / LEDGER).read_text().splitlines()]
+    for entry in (line["nodes"]["o"] for line in lines[1:]):
+        entry["says"] = json.dumps({**json.loads(entry["says"]), "begin": {}, "end": {}})
+    write(folder, lines)
+    code, output = asked(folder)
+    assert code == 0 and "nobody says what the head was" in output
 
 
 def test_run_that_ends_before_its_plan_is_told(tmp_path: Path) -> None:
@@ -278,6 +295,30 @@ def test_resumed_run_is_checked_over_its_parts(tmp_path: Path) -> None:
         (folder / "metrics.jsonl").write_text(text)
         code, _ = asked(folder)
         assert code == 7
+
+
+def test_block_of_which_two_nodes_speak_is_told(tmp_path: Path) -> None:
+    """A member could say that a part of which there is no plan ended with the state of a changed checkpoint."""
+    folder = tmp_path / "run"
+    write_ledger(folder)
+    lines = [json.loads(line) for line in (folder / LEDGER).read_text().splitlines()]
+    (folder / "parts/1").mkdir(parents=True)
+
+    def say(line: int, node: str, /, **changes: Any) -> None:
+        says = json.dumps({**json.loads(lines[line]["nodes"].get(node, lines[line]["nodes"]["a"])["says"]), **changes})
+        signature, certificate = sign(says.encode(), credentials_of(node).identity)
+        lines[line]["nodes"][node] = {"says": says, "signature": signature.hex(), "certificate": certificate.decode()}
+
+    began = json.loads(lines[2]["nodes"]["a"]["says"])["begin"]
+    say(2, "a", begin={**began, "1": state_digest("x", "x")})  # with what it was given
+    for is_hidden in (False, True):
+        if is_hidden:
+            say(1, "m", node="m", peers=[], begin={}, end={"1": ["x", "x"]})
+        write(folder / "parts/1", lines[:2])
+        write(folder, [lines[0], *lines[2:]])
+        code, output = asked(folder)
+        assert code == 7 and ("node a began with another state of block 1" in output) is not is_hidden, output
+        assert ("parts/1/ledger.jsonl, line 2: the nodes a, m all say what block 1 was" in output) is is_hidden
 
 
 def test_killed_run_is_checked_as_far_as_its_ledger_goes_and_whole_once_it_is_resumed(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import functools
 import json
 import os
 import queue
@@ -17,7 +18,7 @@ from typing import Any, NoReturn
 import pytest
 
 from coordinator.client import submit
-from coordinator.client.checkpoints import RunCheckpoints, cut_metrics, find_resume
+from coordinator.client.checkpoints import RunCheckpoints, cut_metrics, find_resume, force_to_disk
 from coordinator.client.follow import Outcome
 from coordinator.client.run_folder import RunFolder
 from coordinator.client.submit import Client, Interrupts
@@ -708,3 +709,11 @@ def test_run_whose_shards_are_all_damaged_does_not_begin_anew(stopped: Path) -> 
     ):
         run(cluster, stopped, resume=find_resume(stopped, JOB, print))
     assert RunCheckpoints(stopped).steps() == steps
+
+
+def test_pipe_in_the_place_of_the_metrics_is_refused_at_once(tmp_path: Path) -> None:
+    """A resume would wait for a writer without end."""
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    for use in (functools.partial(cut_metrics, step=4), force_to_disk):
+        with pytest.raises(StorageError, match=r"metrics\.jsonl: it is a pipe or device, no file"):
+            use(tmp_path / "metrics.jsonl")

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
 
 from coordinator.run.audit import CellRepeated, RunAudit
-from ringtune.errors import CapacityError, PeerLostError
+from ringtune.errors import CapacityError, FrameError, InterruptedRunError, PeerLostError, RingTuneError
 from ringtune.job.job import Job, Model
 from ringtune.run_control import events as rd
 from ringtune.run_control.recovery import RecoveryPolicy
 from ringtune.schedule.course import COLLABORATION, HelperSettings
 from ringtune.schedule.turns import StartPoint, Turn, turn_sequence
-from ringtune.techniques.audit import NOTHING, Cell, cell_exchanges, question, state_digest, statement, work_of
+from ringtune.techniques.audit import NOTHING, Cell, cell_exchanges, cells, question, state_digest, statement, work_of
 from ringtune.techniques.offload import helped
 from ringtune.transport.identity import sign, signature_problem
 from ringtune.transport.parties import node_party
@@ -54,7 +55,8 @@ class Audit:
         self.calls = {node: Calls() for node in plan.nodes}
         self.put: list[Any] = []
         job = Job(model=Model(path="m")).with_overrides({"audit.share": 1.0})
-        queue = SimpleNamespace(put=self.put.append)
+        self.repeats: list[tuple[str, ...]] = []
+        queue = SimpleNamespace(put=self._put)
         participants: Any = SimpleNamespace(run_id="r", calls=self.calls, queue=queue)
         self.plan, self.signers = plan, signers or {}
         authorities = (AUTHORITY.certificate_pem,) if signers else ()
@@ -67,6 +69,12 @@ class Audit:
         self.opened = self.run._open[self.turn.index]
         self.opened.drawn = (CELL,)
         self.trails = {node: trail_of(plan, self.turn, node) for node in plan.nodes}
+
+    def _put(self, event: Any) -> None:
+        if isinstance(event, rd.TurnRepeated):
+            self.repeats.append(event.nodes)
+        else:
+            self.put.append(event)
 
     def told(self, *nodes: str) -> None:
         """These nodes have told their trails."""
@@ -83,15 +91,18 @@ class Audit:
         self.told(*nodes)
         self.run.check(self.plan, self.turn)
 
-    def answer(self, checker: str, **changes: list[Any]) -> rd.NodeFailed | None:
-        """A host repeats the cell; all is right without changes."""
-        asked = question(self.plan, self.turn, CELL, work_of(self.plan, self.turn, "b"), self.trails)
+    def answer(self, checker: str, cell: Cell = CELL, /, **changes: list[Any]) -> rd.NodeFailed | None:
+        """A host repeats a cell; all is right without changes."""
+        asked = question(self.plan, self.turn, cell, work_of(self.plan, self.turn, cell.node), self.trails)
         results = {name: [digest, 0.0] for name, digest in asked.told.items()}
-        return self.reply(checker, control_pb2.RepeatReply(results_json=json.dumps({**results, **changes})))
+        reply = control_pb2.RepeatReply(results_json=json.dumps({**results, **changes}))
+        return self.reply(checker, reply, cell=cell)
 
-    def reply(self, checker: str, reply: control_pb2.RepeatReply | None, error: Any = None) -> rd.NodeFailed | None:
+    def reply(
+        self, checker: str, reply: control_pb2.RepeatReply | None, error: Any = None, *, cell: Cell = CELL
+    ) -> rd.NodeFailed | None:
         """A host answers, or can't."""
-        return self.run.take(CellRepeated(len(self.asks()), CELL, checker, reply, error))
+        return self.run.take(CellRepeated(self.run._last_call.get(cell, 0), cell, checker, reply, error))
 
     def asks(self) -> str:
         """The nodes that were asked to repeat the cell."""
@@ -144,6 +155,7 @@ def test_third_host_decides_between_a_host_and_its_checker(first: Any, second: A
     audit = Audit()
     audit.check()
     for checker, says in (("c", first), ("a", second)):
+        assert audit.repeats[-1:] == [(checker,)]
         assert not audit.put and audit.asks() == "".join(sorted({"c", checker}))
         _ = audit.answer(checker, **says) if isinstance(says, dict) else audit.reply(checker, says)
     assert audit.found == nodes and bool(audit.put[0].problem)
@@ -186,6 +198,8 @@ def test_answer_to_an_earlier_call_is_not_that_of_the_third() -> None:
         control_pb2.RepeatReply(results_json="{}"),
         control_pb2.RepeatReply(results_json="["),
         control_pb2.RepeatReply(results_json='{"sum 1.1": ["s", NaN]}'),
+        control_pb2.RepeatReply(results_json='{"\\u001b[2J": ["s", 1.0]}'),
+        control_pb2.RepeatReply(results_json=json.dumps({"x" * 1000: ["s", 1.0]})),
         control_pb2.RepeatReply(node="o", problem="accused without a part in it"),
         None,
     ],
@@ -195,14 +209,52 @@ def test_answer_that_is_none_speaks_against_who_gives_it(reply: control_pb2.Repe
     audit = Audit()
     audit.check()
     assert audit.reply("c", reply, CapacityError("no memory")) is None
+    assert audit.found == ("c",) and len(audit.put[0].problem) < 200
+
+
+def test_host_repeats_one_cell_after_the_other() -> None:
+    """The plan counts the memory of one, and a node refuses the 65th call at once, by which an honest one was named.
+
+    What a host repeats as the third waits in the same row.
+    """
+    audit = Audit()
+    audit.opened.drawn = cells = (CELL, Cell("b", 0, 0), Cell("a", 0, 0), Cell("b", 1, 0))
+    audit.check()
+    assert (audit.asks(), audit.repeats) == ("bc", [("b", "c")])
+    audit.answer("c", cells[0], **WRONG)
+    assert (audit.asks(), audit.repeats[1:]) == ("abcc", [("a", "b", "c")])
+    audit.answer("b", cells[2], **{"state 0 0": ["x", 1.0]})  # its third is c, which repeats another one
+    assert (audit.asks(), audit.repeats[2:]) == ("abcc", [("a", "c")])
+    audit.answer("a", cells[0])
     assert audit.found == ("c",)
+    audit = Audit()
+    audit.opened.drawn = cells
+    audit.check()
+    for checker, cell in zip("bccc", (cells[2], *cells[:2], cells[3]), strict=True):
+        assert not audit.put
+        for _ in range(2):  # an answer that comes again is none to the next question
+            audit.answer(checker, cell)
+    assert audit.put == [rd.TurnChecked(audit.turn.index)] and audit.asks() == "bccc"
 
 
-def test_lost_checker_is_a_lost_node() -> None:
-    """The run goes back; what comes then counts for nothing."""
+def test_accusations_that_a_third_does_not_confirm_make_one_short_note() -> None:
+    """A checker may accuse in each cell of a turn of thousands, and a message has 8 MiB."""
+    audit = Audit()
+    audit.opened.drawn = drawn = cells(PLAN, audit.turn, "b")
+    audit.run._notes = ["an earlier one"] * 5000
+    audit.check()
+    for cell in drawn:
+        audit.reply("c", control_pb2.RepeatReply(node="b", problem="gone"), cell=cell)
+        audit.answer("a", cell)
+    assert audit.found == () and audit.put[0].problem.endswith(f"; and {5000 + len(drawn) - 8:,} more")
+
+
+@pytest.mark.parametrize("error", [PeerLostError, FrameError, InterruptedRunError])
+def test_lost_checker_is_a_lost_node(error: type[RingTuneError]) -> None:
+    """Also one that was started again just now, or stopped. The run goes back; what comes then counts for nothing."""
     audit = Audit()
     audit.check()
-    assert audit.reply("c", None, PeerLostError("gone")) == rd.NodeFailed("c", "PeerLostError", "gone")
+    assert audit.reply("c", None, error("gone")) == rd.NodeFailed("c", "PeerLostError", "gone")
     assert audit.answer("c") is None and not audit.put
 
 
@@ -366,8 +418,11 @@ class AuditedRing(RecoveringRing):
         rng, start = random.Random(0), StartPoint.of(plan.course, step=step) if step else None
         super().__init__(plan, place=placing(rng, plan.nodes), rounds={"audits": True}, start=start, **values)
         self.wrong, self.checked = wrong, list[int]()
+        self.awaited: Callable[[rd.AwaitNodes], object] = lambda command: None
 
     def _obey_rounds(self, command: rd.Command) -> None:
+        if isinstance(command, rd.AwaitNodes):
+            self.awaited(command)
         if not isinstance(command, rd.CheckTurn):
             super()._obey_rounds(command)
             return
@@ -392,6 +447,20 @@ def test_turn_is_closed_once_it_is_checked_and_the_run_goes_on_without_the_host(
     assert "c" not in machine._nodes
 
 
+@pytest.mark.parametrize("wait_s", [0.0, 50.0])
+def test_run_that_fits_nowhere_without_the_host_waits_for_another_node(wait_s: float) -> None:
+    """That host would be refused, so it is not what the user is asked for."""
+    told: list[rd.AwaitNodes] = []
+    ring = AuditedRing({6: (("c",), "node c computed another result")}, recovery=RecoveryPolicy(awaits_s=wait_s))
+    ring._place = lambda asked: None
+    ring.awaited = told.append
+    finish = ring.run().finish
+    assert finish is not None and finish.error == "CapacityError"
+    text = "node c is left out, and nothing fits any more; start another node with room and --resume the run"
+    assert finish.message == ("waited 50 s (recovery.wait_s) for a node with room: " if wait_s else "") + text
+    assert [nodes for nodes, _, _ in told] == [()] * bool(wait_s)
+
+
 def test_run_that_needs_the_host_that_computed_otherwise_does_not_ask_for_it_again() -> None:
     """Nothing is kept yet to go back to; a resumed run would not take that host."""
     ring = AuditedRing({4: (("c",), "node c computed another result")}, step=2)
@@ -413,3 +482,89 @@ def test_run_ends_where_nobody_can_take_the_place(nodes: tuple[str, ...], policy
     finish = ring.run().finish
     assert finish is not None and finish.error == "IntegrityError" and remedy in finish.message
     assert max(entry.turn.end_step for entry in ring.result.logged if isinstance(entry, rd.LogTurn)) == 4
+
+
+class RepeatingRing(RecoveringRing):
+    """A run on the virtual clock with a real audit, of host b's work in the turn that ends with step 6.
+
+    ``answers`` has for each host of a, c that is asked there the part of ``wait_s`` after which it answers, and whether
+    it finds something wrong; without an entry nothing arrives until its call ends with the time limit.
+    """
+
+    def __init__(self, answers: dict[str, tuple[float, bool]], *, ends_calls: bool = True) -> None:
+        plan = make_plan([("a", 0, 1), ("b", 1, 2), ("c", 2, 4)], ["o"], num_steps=12, method="all", eval_rows=0)
+        rounds, place = {"audits": True}, placing(random.Random(0), plan.nodes)
+        super().__init__(plan, place=place, rounds=rounds, wait_s=100.0, recovery=RecoveryPolicy(awaits_s=50.0))
+        self.answers, self.ends_calls, self.asked = answers, ends_calls, list[str]()
+        participants: Any = SimpleNamespace(
+            run_id="r",
+            calls={node: SimpleNamespace(repeat=self._repeater(node)) for node in plan.nodes},
+            queue=SimpleNamespace(put=lambda event: self.clock.at(self.clock.now_s, self._tell_rounds, event)),
+        )
+        facts = {node: device(node, num_blocks=4) for node in plan.nodes}
+        job = Job(model=Model(path="m")).with_overrides({"audit.share": 0.01})
+        self.audit = RunAudit(participants, job, lambda: facts, self._take, source=random.Random(0))
+
+    def _repeater(self, node: str) -> Any:
+        def repeat(request: control_pb2.RepeatRequest, *, on_result: Any, on_failed: Any) -> None:
+            self.asked.append(node)
+            results = {name: [digest, 0.0] for name, digest in self.task.told.items()}
+            after, is_wrong = self.answers.get(node, (1.0, False))
+            if is_wrong:
+                results |= {name: ["x", 1.0] for name in results if name.startswith("sum ")}
+            answer = functools.partial(on_result, control_pb2.RepeatReply(results_json=json.dumps(results)))
+            if node not in self.answers:
+                answer = functools.partial(on_failed, PeerLostError(f"node {node} does not answer"))
+            if node in self.answers or self.ends_calls:
+                self.clock.at(self.clock.now_s + 100.0 * after, answer)
+
+        return repeat
+
+    def _take(self, answer: CellRepeated) -> None:
+        if (failed := self.audit.take(answer)) is not None:
+            self._tell_rounds(failed)
+
+    def _obey_rounds(self, command: rd.Command) -> None:
+        if not isinstance(command, rd.CheckTurn):
+            if isinstance(command, rd.Halt):
+                self.audit.forget()
+            super()._obey_rounds(command)
+            return
+        part, turn = self._part, command.turn
+        self.audit.granted(part, [turn])
+        is_drawn = turn.end_step == 6 and not self.asked
+        drawn = self.audit._open[turn.index].drawn
+        self.audit._open[turn.index].drawn = tuple(cell for cell in drawn if is_drawn and cell.node == "b")
+        trails = {node: trail_of(part, turn, node) for node in part.nodes}
+        for node, trail in trails.items():
+            request = control_pb2.ReportRequest(node=node)
+            request.trails.add(turn=turn.index, digests_json=json.dumps(trail))
+            self.audit.note(request)
+        for cell in self.audit._open[turn.index].drawn:
+            self.task = question(part, turn, cell, work_of(part, turn, "b"), trails)
+        self.audit.check(part, turn)
+
+
+@pytest.mark.parametrize(
+    ("answers", "lost"),
+    [
+        ({"c": (0.95, True)}, "a"),
+        ({"c": (0.95, True), "a": (0.9, False)}, "c"),
+        ({"c": (0.95, True), "a": (0.9, True)}, "b"),
+        ({}, "c"),
+    ],
+)
+def test_third_host_has_its_own_time_to_answer(answers: dict[str, tuple[float, bool]], lost: str) -> None:
+    """A checker that disagrees late ends nothing: the run goes on without who lies, or does not answer."""
+    ring = RepeatingRing(answers)
+    assert ring.run().finish == rd.Finish("", "")
+    (recovery,) = [entry for entry in ring.result.logged if isinstance(entry, rd.LogRecovery)]
+    assert (recovery.lost, recovery.step) == ((lost,), 4) and ring.asked == (["c", "a"] if answers else ["c"])
+
+
+def test_host_for_whose_repeated_work_a_phase_waits_is_named() -> None:
+    """Where even the end of its call is not told; the owner of the turn has done all of it."""
+    ring = RepeatingRing({"c": (0.95, True)}, ends_calls=False)
+    assert ring.run().finish == rd.Finish("", "")
+    (error,) = [entry for entry in ring.result.logged if isinstance(entry, rd.LogNodeError)]
+    assert error.node == "a" and "not checked by a" in error.message

@@ -291,12 +291,21 @@ def test_node_that_an_audit_has_named_takes_no_part_in_a_resumed_run() -> None:
     assert "excluded" not in manifest(8).to_json()
     members: Any = SimpleNamespace(links=LinkCache())
     request = RunRequest(JOB, resume=Resume(plan=PLAN, manifests=(named, manifest(4))))
-    work = RunWork(Participants("r20261129-120000-89abcdef", members, lease_s=1.0), request)
+    participants = Participants("r20261129-120000-89abcdef", members, lease_s=1.0)
+    work = RunWork(participants, request)
+    assert participants.excluded == {"c"}
     member = Member(node="c", address="127.0.0.1:1", instance="c")
     assert "computed otherwise" in work._join_handler._refusal_reason(member, set())
     events = list[control_pb2.RunEvent]()
     work._checkpoints.log(PLAN, rd.LogKept(12, "a"), events.append, is_kept=True)
     assert CheckpointManifest.from_json(json.loads(events[0].kept_turn_json)).excluded == ("c",)
+    participants.output.listeners.append(events.append)
+    work._feed(rd.TurnChecked(3))
+    work._rounds.excluded.add("d")
+    for _ in range(2):  # at once, as the run may end before the next turn, and once
+        work._feed(rd.TurnChecked(4, ("d",), ""))
+    told = [CheckpointManifest.from_json(json.loads(event.kept_turn_json)) for event in events]
+    assert [(each.step, each.excluded) for each in told] == [(12, ("c",)), (12, ("c", "d"))]
 
 
 def test_run_that_had_lost_a_node_goes_on_without_it() -> None:

@@ -227,6 +227,10 @@ def test_run_status_says_for_whom_the_run_waits() -> None:
     }
     (line,) = [line for line in status_lines(status, "127.0.0.1:7070") if line.startswith("waits for node b, ")]
     assert "b owns rows, which no other node has; start it again" in line
+    board.awaits((), "nothing fits", clock.now_s + 300.0)
+    lines = status_lines(control_pb2.StatusReply(run=board.read()), "127.0.0.1:7070")
+    (line,) = [line for line in lines if line.startswith("waits for a node with room, ")]
+    assert "nothing fits; start one, or stop the run" in line
     board.take(control_pb2.RunEvent(state="moving"))
     status = control_pb2.StatusReply(run=board.read())
     assert status_json(status)["run"]["awaited"] is None

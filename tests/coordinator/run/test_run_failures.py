@@ -606,6 +606,22 @@ def test_run_that_goes_back_takes_a_lost_owner_after_a_lease_and_a_lost_host_nev
     assert [member.node for member in chosen] == ["a", "b", *["c"] * has_data]
 
 
+@pytest.mark.parametrize("named", ["abc", "abx"])
+def test_node_that_an_audit_has_named_is_not_among_the_members_of_a_resumed_run(
+    monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    """Neither in a placement of before it was named, nor where all who are there stand in for a lost node."""
+    living = [Member(node=name, address=f"127.0.0.1:{port}", instance=name) for port, name in enumerate("abc", 1)]
+    absent: Any = SimpleNamespace(instead=lambda names, _: names, waits=lambda *_, hosts_s: "")
+    monkeypatch.setattr("coordinator.run.driver.AbsentNodes", lambda resume, job: absent)
+    members: Any = SimpleNamespace(living=lambda: tuple(living), links=LinkCache())
+    participants = Participants("r", members, lease_s=CALL_S)
+    participants.excluded = frozenset("c")
+    request = RunRequest(of_all_parameters(), join_s=0.0 if "x" in named else 300.0)
+    chosen, _ = participants._await_members(request._replace(resume=cast(Any, object())), named)
+    assert [member.node for member in chosen] == ["a", "b"]
+
+
 def hold_next_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the run that goes back begin when it is told to end: fake nodes could be done with it before."""
     is_told, drive = threading.Event(), RunWork.drive

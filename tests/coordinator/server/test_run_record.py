@@ -22,7 +22,7 @@ from coordinator.run.requests import RunRequest
 from coordinator.server import run_record, run_store
 from coordinator.server.restart import MAX_IN_VAIN, NODES_S, last_of, resume_request, resumed_by, run_to_resume
 from coordinator.server.run_record import RunRecord, chain_of, in_order, to_drop
-from coordinator.server.run_store import EventLog, RunStore, read_events
+from coordinator.server.run_store import EventLog, RunStore, StoredRun, read_events
 from ringtune.errors import BusyError, IntegrityError, InterruptedRunError, StorageError, UsageError
 from ringtune.run_control.checkpoint import CheckpointManifest, Resume, Shard
 from ringtune.run_control.continuation import Length, job_digest
@@ -335,6 +335,40 @@ def test_books_that_nobody_fetches_have_a_limit_with_their_initial_values(tmp_pa
     kept.begin(record(run_id(3)), on_saved=nobody)
     assert list(kept.records()) == [run_id(3)]
     kept.close()
+
+
+def test_one_user_can_not_fill_the_room_of_others(tmp_path: Path) -> None:
+    """Beyond its share its own next run is refused; others begin, and keep the fetched runs within theirs."""
+    with contextlib.closing(RunStore(tmp_path, keep_bytes=5000)) as kept:
+
+        def run_of(owner: str, number: int, num_bytes: int) -> StoredRun:
+            run = kept.begin(record(run_id(number), owner=owner), request=bytes(num_bytes), on_saved=nobody)
+            for entry in (PLAN, DONE):
+                run(entry)
+            return run
+
+        run_of("alice", 1, 6000)  # alone she has all of it
+        with pytest.raises(StorageError, match=r"runs of alice take .* more than the .* of --keep-size for each user"):
+            run_of("alice", 2, 1)
+        run_of("bob", 3, 1500)
+        kept.fetched(run_id(3))
+        run_of("bob", 4, 1500)
+        assert kept.prune() == (run_id(3),)  # he had 3000 bytes, his share is 2500
+        run_of("carol", 5, 1500)
+        kept.fetched(run_id(5))
+        kept.fetched(run_id(4))
+        assert list(kept.records()) == [run_id(1), run_id(4), run_id(5)]  # each has 1666 bytes
+        with pytest.raises(StorageError, match="runs of alice"):
+            run_of("alice", 2, 1)
+        # By resuming she gets to twice her share only; the coordinator itself always goes on with a run
+        resumed = record(run_id(6), owner="alice", first_run=run_id(1))
+        kept.begin(resumed, request=bytes(2000), on_saved=nobody)(DONE)
+        again = replace(resumed, run_id=run_id(7))
+        with pytest.raises(StorageError, match=r"runs of alice take .* more than twice the .* of --keep-size"):
+            kept.begin(again, on_saved=nobody)
+        kept.begin(replace(again, takes_up=run_id(6)), on_saved=nobody)(DONE)
+        kept.fetched(run_id(7))
+        run_of("alice", 2, 1)
 
 
 def test_run_whose_coordinator_crashes_while_it_begins_is_whole_or_none(

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from coordinator.web import app, server
+from coordinator.web import app, predictor, server
 from coordinator.web.app import MAX_QUESTION_BYTES, STATIC, make_app
 from coordinator.web.feeds import watch
 from coordinator.web.page_state import PageState
@@ -235,7 +235,7 @@ class Answers(SimulatorProcess):
 
     error: RingTuneError | None = None
 
-    async def ask(self, value: object) -> dict[str, Any]:
+    async def ask(self, value: object, address: str) -> dict[str, Any]:
         """Answer."""
         if self.error is not None:
             raise self.error
@@ -382,6 +382,12 @@ def test_app_is_read_only() -> None:
     answer = client.get("/api/stream")
     assert answer.status_code == 503
     assert "close one" in answer.json()["error"]
+    # So is an address that has its half of them; another one has a place
+    client.app_state["streams"].open = MAX_STREAMS // 2
+    client.app_state["streams"].open_of["testclient"] = MAX_STREAMS // 2
+    answer = client.get("/api/stream")
+    assert (answer.status_code, "of your address" in answer.json()["error"]) == (503, True)
+    assert client.app_state["streams"].has_place("127.0.0.2")
     # A form of a foreign page can't send that type; a page that says it is foreign is refused, too
     client = page()
     assert client.post("/api/what-if", json={"speeds": {}}).json() == {"asked": {"speeds": {}}}
@@ -495,10 +501,10 @@ def test_asking_remembers_answers() -> None:
     """A slider that goes back and forth asks once; what was measured stands beside."""
 
     async def test(asking: SimulatorProcess) -> list[dict[str, Any]]:
-        first = await asking.ask({})
+        first = await asking.ask({}, "here")
         await asking.close()
         asking._command = GONE
-        return [first, await asking.ask({})]
+        return [first, await asking.ask({}, "here")]
 
     assert asked(test, ECHO) == [{"steps": 8, "measured_s": 4.0}] * 2
 
@@ -511,7 +517,7 @@ def test_asking_passes_on_why_the_simulator_has_no_answer() -> None:
     )
 
     async def test(asking: SimulatorProcess) -> dict[str, Any]:
-        return await asking.ask({})
+        return await asking.ask({}, "here")
 
     assert asked(test, refusal) == {"error": "no room"}
 
@@ -521,9 +527,9 @@ def test_asking_has_a_deadline() -> None:
 
     async def test(asking: SimulatorProcess) -> dict[str, Any]:
         with pytest.raises(DeadlineError, match="has not answered"):
-            await asking.ask({})
+            await asking.ask({}, "here")
         asking._command, asking._deadline_s = ECHO, 30.0
-        return await asking.ask({})
+        return await asking.ask({}, "here")
 
     assert asked(test, SILENT, deadline_s=0.2)["steps"] == 8
 
@@ -533,20 +539,21 @@ def test_asking_says_when_the_simulator_has_ended() -> None:
 
     async def test(asking: SimulatorProcess) -> None:
         with pytest.raises(RingTuneError, match="has ended"):
-            await asking.ask({})
+            await asking.ask({}, "here")
 
     asked(test, GONE)
 
 
 def test_asking_lets_few_wait() -> None:
-    """Many questions at once are not queued without end."""
+    """Many questions at once are not queued without end, and no address has all places."""
 
     async def test(asking: SimulatorProcess) -> list[type]:
-        questions = [asking.ask({"speeds": {"a": 2 + index}}) for index in range(MAX_WAITING + 3)]
+        addresses = ["a"] * (MAX_WAITING + 3) + ["b", "c", "c", "d"]
+        questions = [asking.ask({"speeds": {"a": 2 + at}}, address) for at, address in enumerate(addresses)]
         return [type(found) for found in await asyncio.gather(*questions, return_exceptions=True)]
 
     found = asked(test, ECHO)
-    assert found.count(BusyError) == 3
+    assert found == [dict] * 2 + [BusyError] * 5 + [dict] * 2 + [BusyError] * 2
     assert found.count(dict) == MAX_WAITING
 
 
@@ -555,7 +562,7 @@ def test_asking_needs_a_plan() -> None:
 
     async def run() -> None:
         with pytest.raises(UsageError, match="no plan with measured times yet"):
-            await SimulatorProcess(PageState()).ask({})
+            await SimulatorProcess(PageState()).ask({}, "here")
 
     asyncio.run(run())
 
@@ -617,6 +624,14 @@ def test_predictor_compares_whole_turns_with_and_without_changes() -> None:
     found = answer(question(plan=json.dumps(long.to_json()), steps=400))
     assert found["steps"] == 400
     assert "whole_before_s" not in found
+
+
+def test_predictor_has_a_limit_of_actions_with_more_micro_batches_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer steps are compared: else the many actions of small micro-batches took all of the simulator's time."""
+    monkeypatch.setattr(predictor, "MAX_ACTIONS", 2000)
+    long = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_steps=1000)
+    found = [answer(question(plan=json.dumps(long.to_json()), microbatches=number))["steps"] for number in (0, 1, 4)]
+    assert found == [2000 // 18 // 2 * 2, 2000 // 18 // 2 * 2, 2000 // 34 // 2 * 2]  # 8 actions a micro-batch, 2 a step
 
 
 def test_predictor_says_what_makes_no_sense() -> None:

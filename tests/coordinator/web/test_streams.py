@@ -541,7 +541,7 @@ def running(
             page_data.hear(event)
         page_data.tick(0.0)
         streams, link = Streams(page_data, **options), Link()
-        task = asyncio.create_task(streams.serve(run_id, {}, link.receive, link.send))
+        task = asyncio.create_task(streams.serve(run_id, "here", link.receive, link.send))
         try:
             await test(page_data, streams, link, task)
         finally:
@@ -608,10 +608,10 @@ def test_streams_end_when_a_browser_leaves() -> None:
 
     async def test(_: PageData, streams: Streams, link: Link, task: asyncio.Task[None]) -> None:
         await link.frame()
-        assert streams.open == 1
+        assert (streams.open, streams.open_of) == (1, {"here": 1})
         link.left.set()
         await asyncio.wait_for(task, WAIT_S)
-        assert streams.open == 0
+        assert (streams.open, streams.open_of) == (0, {})
 
     running(test)
 

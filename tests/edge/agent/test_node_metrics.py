@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import socket
 import urllib.error
@@ -11,8 +12,10 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from edge.agent import node_metrics
 from edge.agent.node_metrics import MetricsServer, NodeMetrics, figures_text, require_metrics
 from ringtune.errors import ConnectionFailedError, UsageError
+from ringtune.transport.endpoints import split_address
 
 FIGURES = NodeMetrics("pi", "r1", 7, 9, 3, 1.5, {"b": 100})
 
@@ -59,12 +62,45 @@ def test_figures_server_elsewhere_asks_for_the_token(tmp_path: Path) -> None:
         assert get(at, Authorization=f"Bearer {(tmp_path / 'token').read_text()}")[0] == 200
 
 
-def test_figures_server_goes_on_after_one_who_hangs_up() -> None:
-    """A connection that says nothing does not stop the next one."""
+def connected(server: MetricsServer, first: bytes = b"", source: str = "127.0.0.1") -> socket.socket:
+    """A connection to the server that has sent some bytes."""
+    made = socket.create_connection(split_address(server.address, option=""), timeout=30, source_address=(source, 0))
+    made.sendall(first)
+    return made
+
+
+@pytest.mark.promise("6 every wait ends")
+def test_figures_server_waits_for_nobody_who_sends_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who hangs up, is silent or sends a part delays no other one and not the end, and is cut off after its time."""
     with MetricsServer("127.0.0.1:0", lambda: FIGURES) as server:
-        host, _, port = server.address.rpartition(":")
-        socket.create_connection((host, int(port))).close()
-        assert get(server.address)[0] == 200
+        connected(server).close()
+        with connected(server) as silent, connected(server, b"GET /metrics HT") as slow:
+            assert get(server.address)[0] == 200
+            for waiting in (silent, slow):
+                waiting.setblocking(False)
+                with pytest.raises(BlockingIOError):  # its time is not over
+                    waiting.recv(1)
+        monkeypatch.setattr(node_metrics, "REQUEST_S", 0.05)
+        with connected(server) as silent, connected(server, b"GET /metrics HT") as slow:
+            assert (silent.recv(1), slow.recv(1)) == (b"", b"")
+        monkeypatch.setattr(node_metrics, "REQUEST_S", 30.0)
+        with connected(server, b"x" * 50_000) as long, contextlib.suppress(ConnectionResetError):
+            assert long.recv(1) == b""
+        open_at_the_end = connected(server, b"GET /metrics HT")
+        assert get(server.address)[0] == 200  # so that the one before is accepted
+    with open_at_the_end:
+        assert open_at_the_end.recv(1) == b""
+
+
+def test_figures_server_gives_no_address_all_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection beyond an address's share is closed unanswered; another address is served."""
+    monkeypatch.setattr(node_metrics, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(node_metrics, "REQUEST_S", 30.0)
+    with MetricsServer("127.0.0.1:0", lambda: FIGURES) as server:
+        request = f"GET /metrics HTTP/1.1\r\nhost: {server.address}\r\n\r\n".encode()
+        with connected(server), connected(server) as beyond, connected(server, request, "127.0.0.2") as other:
+            assert beyond.recv(1) == b""
+            assert other.recv(12) == b"HTTP/1.0 200"
 
 
 def test_figures_server_at_a_taken_address_says_so() -> None:

@@ -6,13 +6,14 @@ import dataclasses
 import json
 import random
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional
 
-from coordinator.api.audit import weights_of
+from coordinator.api.audit import head_digests, weights_of
 from edge.model.tensor_files import pieces_of
 from edge.runtime.audit import (
     AuditRecorder,
@@ -28,6 +29,7 @@ from edge.runtime.executor import NodeExecutor
 from edge.transport.tensors import as_received
 from ringtune.errors import FrameError, IntegrityError
 from ringtune.job.job import kinds_of
+from ringtune.models.result_files import HEAD_FILE
 from ringtune.run_control import events as rd
 from ringtune.schedule.access import NOT_PLANNED
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
@@ -495,6 +497,9 @@ def test_what_is_not_kept_is_refused() -> None:
         carrier.audits["b"].recorder.turn(7)
     with pytest.raises(FrameError, match="keeps no hidden state"):
         carrier.audits["b"].recorder.tensor_file(TensorKey("h", 0, 0, 1), "b")
+    with pytest.raises(FrameError, match="has not told yet"):  # a checker may ask while the turn is computed
+        carrier.audits["o"].recorder.work_file(place)
+    carrier.audits["o"].recorder.take(0)
     with pytest.raises(FrameError, match="has nothing"):
         carrier.audits["o"].recorder.work_file(place)
     with pytest.raises(IntegrityError, match="lacks 'before'"):
@@ -619,7 +624,7 @@ def test_hand_in_that_can_not_be_worked_with_speaks_against_who_told_of_it() -> 
     other = asked._replace(told=dict(asked.told) | {tag_name(tensor_name(key)): "another"})
     found = judge(other, results, EQUAL_BITS)
     assert found is not None and found.nodes == ("b", asked.peers[tensor_name(key)])
-    odd = State.of(bytes(write_tensors({f"adapter/{'9' * 5000}.weight": pieces_of(torch.ones(2))})))
+    odd = State.of(bytes(write_tensors({f"adapter/{'9' * 900}.weight": pieces_of(torch.ones(2))})))
     assert [*odd.digests] == [-1]
 
 
@@ -657,14 +662,17 @@ def test_wrong_hidden_state_is_seen_beside_large_inputs_of_later_blocks() -> Non
     ("family", "adapter"),
     [("", "seq_bn[ln_before=True]"), ("gpt2", "lora"), ("smollm3", "full"), ("vit", "double_seq_bn")],
 )
-def test_weights_in_a_result_have_the_digest_that_a_node_signs(family: str, adapter: str) -> None:
-    """Block by block, whatever the tensors are called around it."""
+def test_weights_in_a_result_have_the_digest_that_a_node_signs(family: str, adapter: str, tmp_path: Path) -> None:
+    """Block by block, and of the head, whatever the tensors are called around it."""
     task = "image-classification" if family == "vit" else "sequence-classification"
     case = Case(folder=inputs(family, task if family else ""), owners=("a",), task=task, adapter=adapter)
     executor = make_executor(case, case.plan((("b", 0, 2), ("a", 2, 4))), "b")
     state = State.of(bytes(write_tensors(executor.part.tensors())))
     (file,) = (file for name, file in executor.adapter_files(with_head=False).items() if name.endswith(".safetensors"))
     assert weights_of({"": TensorFile(file, where="it")}) == {block: both[0] for block, both in state.parts.items()}
+    owner, path = make_executor(case, case.plan((("b", 0, 2), ("a", 2, 4))), "a"), tmp_path / HEAD_FILE
+    path.write_bytes(bytes(owner.adapter_files(with_head=True)[HEAD_FILE]))
+    assert owner.copy_digest(4, 5) in head_digests(path, task)
 
 
 @pytest.mark.parametrize(("pairs", "factor"), [("float32", 1.001), ("bfloat16", 1.01)])

@@ -232,12 +232,17 @@ def test_executor_refuses_a_damaged_head(trained: ring.HandRing) -> None:
     blob = bytes(owner.head_blob())
     tensors = load(blob)
     name = next(key for key in tensors if key.startswith("param/"))
+    step = next(key for key in tensors if key.endswith("/step"))
+    squares = step.replace("/step", "/exp_avg_sq")
     for data, error in (
         (blob[:-3], IntegrityError),
         (save({**tensors, "param/more": torch.zeros(2)}), IntegrityError),
         (save({**tensors, name: tensors[name].to(torch.float32)}), IntegrityError),
         (save({**tensors, "state/other/exp_avg": torch.zeros(2)}), IntegrityError),
         (save({**tensors, name: torch.full_like(tensors[name], torch.nan)}), DivergedError),
+        (save({**tensors, step: tensors[step].to(torch.int64)}), IntegrityError),  # the next update would fail
+        (save({**tensors, step: tensors[step] - 100}), IntegrityError),  # or give numbers that are not finite
+        (save({**tensors, squares: tensors[squares] - 1}), IntegrityError),
     ):
         with pytest.raises(error, match="handed over"):
             owner.load_head_blob(Pieces.of(data))

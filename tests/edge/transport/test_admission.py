@@ -19,7 +19,7 @@ from ringtune.schedule.access import CopyBytes
 from ringtune.schedule.actions import Op, Payload, TensorKey
 from ringtune.schedule.course import Generation
 from ringtune.schedule.lowering import legs, possible_arrivals
-from ringtune.schedule.methods import Everything, RingAda
+from ringtune.schedule.methods import Everything, Hift, RingAda
 from ringtune.schedule.methods.base import Patience
 from ringtune.schedule.operation_tables import BatchOperations, Operations
 from ringtune.schedule.plan import Plan
@@ -203,6 +203,9 @@ def test_checks_let_a_head_pass_to_the_next_initiator_only() -> None:
         header = frames.blob_header(hello(source=source), Payload.HEAD, turn, Pieces.of(b"head"))
         with pytest.raises(FrameError, match="that turn's head goes from"):
             _check(source=source, node=node).admit(header)
+    copies = plan(method=Hift(group_size=2))  # every owner has its own
+    with pytest.raises(FrameError, match="is not in the plan, where every owner has a copy"):
+        _check(copies, "c", "d").admit(frames.blob_header(hello(copies, "c"), Payload.HEAD, 1, Pieces.of(b"head")))
     sizes = CopyBytes(head=4 << 10)  # and 64 KiB for names
     check = FrameCheck(expectation(node="d", sizes=sizes), "c")
     large = frames.blob_header(hello(source="c"), Payload.HEAD, 1, Pieces.of(bytes(69_633)))
