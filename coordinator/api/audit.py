@@ -142,7 +142,7 @@ def audit_run(folder: Path) -> CheckedLedger:
             weights,
             steps=steps,
             keeps_best=keeps_best,
-            num_blocks=run.plan.course.head,
+            head=run.plan.course.head,
             private_blocks=private,
             heads=[head_digests(path, run.job.model.task) for path in paths],
         )
@@ -329,7 +329,7 @@ class LedgerCheck:
         *,
         steps: int,
         keeps_best: bool,
-        num_blocks: int,
+        head: int,
         private_blocks: int = 0,
         heads: Collection[Collection[str]] = (),
     ) -> None:
@@ -339,7 +339,7 @@ class LedgerCheck:
             weights: files of the result with the tensors of the blocks, as for ``weights_of``.
             steps: of the run by its metrics.
             keeps_best: whether the result may be of an earlier step, of the best evaluation.
-            num_blocks: of the model; the head's state is that of a block above them.
+            head: number of the head's unit, above those of the blocks.
             private_blocks: number of first blocks that never train, and of which nobody says anything.
             heads: of each saved head its digests under the names of each family (``head_digests``).
         """
@@ -350,20 +350,20 @@ class LedgerCheck:
         digests = {block: digest for block, digest in saved.items() if block >= private_blocks}
         wrong: dict[int, list[int]] = {}
         for step, ends in self._ends.items():
-            said = {block: weights for block, (weights, _) in ends.items() if block < num_blocks}
+            said = {block: weights for block, (weights, _) in ends.items() if block < head}
             wrong[step] = sorted(block for block in {*digests, *said} if digests.get(block) != said.get(block))
-            head = ends.get(num_blocks, ("", ""))[0]
-            if head and any(head not in known for known in heads):
-                wrong[step].append(num_blocks)
+            digest = ends.get(head, ("", ""))[0]
+            if digest and any(digest not in known for known in heads):
+                wrong[step].append(head)
         fitting = [step for step, differ in wrong.items() if not differ]
-        if heads and not any(num_blocks in ends for ends in self._ends.values()):
+        if heads and not any(head in ends for ends in self._ends.values()):
             self._facts.append("nobody says what the head was, so that of the result is not compared")
         if self._last in fitting:
             self._facts.append(f"the result has the weights of step {self._last}, the last one")
         elif fitting and keeps_best:
             self._facts.append(f"the result has the weights of step {max(fitting)}, the best one")
         else:
-            named = ", ".join("head" if block == num_blocks else str(block) for block in wrong.get(self._last, []))
+            named = ", ".join("head" if block == head else str(block) for block in wrong.get(self._last, []))
             self._problems.append(f"the result has other weights than at step {self._last}, of block {named}")
 
     def compare_length(self, planned_steps: int) -> None:

@@ -56,7 +56,7 @@ def checked(outcome: Outcome, folder: Path) -> CheckedLedger:
         {"": folder / "adapter/adapter.safetensors"},
         steps=outcome.plan.course.num_steps,
         keeps_best=False,
-        num_blocks=outcome.plan.course.head,
+        head=outcome.plan.course.head,
         heads=[head_digests(folder / head, CLASSIFICATION)],
     )
     return check.checked()
